@@ -1,0 +1,2299 @@
+/* model.h - a small decoder-only Transformer in one file: train it, save it, generate from it.
+
+   One source file of a program says
+       #define MODEL_IMPLEMENTATION
+       #include "model.h"
+   the others include it without the define, and posenc.c is compiled beside them. To train:
+       Model m;  model_create(&m, &config);  model_init(&m, seed);
+       model_train_begin(&m);
+       for (step = 1; ...; step++) {
+           loss = model_backward(&m, tokens, targets, NULL, B, T, 1);    // adds to m.grads
+           norm = model_update(&m, step, &adamw, lr);                    // and zeroes them
+       }
+   To generate:
+       Cache kv;  cache_create(&kv, &m, length);
+       logits = model_decode(&m, &kv, tokens, n);     // n = a whole prompt, then 1 again and again
+
+   The network is Llama's: RMSNorm, no biases, grouped-query attention, SwiGLU, tied embeddings by
+   default; names are llama2.c's. What tells one position from another is not in this file: an
+   encoding (posenc.c) fills the places of PosTables below and attention never asks which one did.
+
+   Sections of the implementation, in this order:
+       errors, memory, threads, random numbers  -  vectors and matrix products  -  layers, each
+       forward with its backward  -  attention  -  the model  -  AdamW  -  sampling  -  tokenizer
+       -  files  -  command-line options
+
+   Conventions. B sequences of T tokens; S keys; V = vocab_size; D = head size; matrices are
+   row-major, weights are (out, in). Everything is fp32 but sums over many tokens and angles, which
+   are double. Outputs come first in argument lists, then inputs, then sizes. A backward ADDS to
+   gradients of parameters; the caller zeroes them. Nothing depends on the number of threads: the same
+   seed gives the same bits. Functions that can fail because of a file, an option or memory do not
+   return an error: they print one line and exit (1 a file or memory, 2 an option). */
+#ifndef MODEL_H
+#define MODEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+/* ---- Positional encodings: what posenc.c gives to the model --------------------------------------- */
+
+enum { POS_OPTIONS = 8 };
+
+typedef struct PosEnc PosEnc;
+
+typedef struct {                  // the shape of a model; saved with it
+    int dim;                      // width of the residual stream
+    int hidden_dim;               // width of the SwiGLU layer
+    int n_layers, n_heads;
+    int n_kv_heads;               // divides n_heads; fewer than n_heads is grouped-query attention
+    int vocab_size;
+    int seq_len;                  // the trained length (context)
+    int untied;                   // 1: the output matrix is not the embedding
+    int start_token;              // stands before every prompt, -1 for none
+    const PosEnc *pos;
+    double pos_opt[POS_OPTIONS];  // values of pos->options, in their order
+} Config;
+
+/* The places where an encoding can act; a NULL pointer is a place not used. The same struct holds the
+   gradients of what can be trained. n = position of the query - position of the key, n >= 0. */
+typedef struct {
+    int len;                      // positions 0 .. len-1 are served
+    float *embed;                 // (len, dim)      added to the token embedding, times embed_scale
+    float embed_scale;
+    float *cos, *sin;             // (len, rotary/2) turn the pairs (2i, 2i+1) of the first `rotary`
+    int rotary;                   //                 dimensions of every head of q and k
+    float *bias;                  // (n_heads, len)  row bias, one vector per head: added to the score
+                                  //                 at distance n; see pos_bias for the layout
+    float *rel_k;                 // (clip+1, D)     row bias, one vector per query: adds
+                                  //                 q.rel_k[min(n, clip)] / sqrt(D) to the score
+    float *rel_v;                 // (clip+1, D)     value rows: adds rel_v[min(n, clip)] to the value
+    int clip;
+    float *owned[2];              // memory of this struct's own, see pos_alloc
+} PosTables;
+
+typedef struct {                  // one option of an encoding, --name on the command line
+    const char *name, *help;
+    double value, min, max;       // default and limits
+    int whole;                    // 1: integers only
+} PosOption;
+
+struct PosEnc {
+    const char *name, *help;      // value of --pos; one line for --help
+    PosOption options[POS_OPTIONS];
+    int bounded;                  // 1: nothing is defined past the trained length
+
+    // Replaces automatic option values and checks the shape; writes to `why` what is wrong, if anything.
+    void (*configure)(Config *c, char *why, size_t size);
+    // Number of trained floats: one block for the whole model, and one block per layer.
+    size_t (*shared_params)(const Config *c);
+    size_t (*layer_params)(const Config *c);
+    float init_std;               // their initial standard deviation (normal, mean 0)
+    // Once: allocates (pos_alloc) and fills the tables for positions 0 .. t->len-1, or points into `shared`.
+    void (*build)(PosTables *t, float *shared, const Config *c);
+    // Before every forward of a model that is trained: parameters -> tables, where they are not the same.
+    void (*forward)(PosTables *t, const float *shared, const Config *c);
+    // After every backward: gradients of the tables -> added to gradients of the parameters.
+    void (*backward)(float *dshared, const PosTables *dt, const Config *c);
+    // Before a layer: points the tables into that layer's block of parameters, or of gradients.
+    void (*layer)(PosTables *t, float *layer, const Config *c);
+};
+
+extern const PosEnc posencs[];                  // posenc.c; ends with a row whose name is NULL
+const PosEnc *posenc_find(const char *name);    // any letter case; NULL if there is none
+
+/* The row bias is stored backwards, so that the addends of one query for keys in ascending order lie
+   in ascending memory, and each row is followed by BIAS_PAD floats that a tile may read past the diagonal. */
+enum { BIAS_PAD = 96 };
+static inline size_t pos_bias_stride(const PosTables *t) { return (size_t)t->len + BIAS_PAD; }
+static inline float *pos_bias(const PosTables *t, int head, int n)    // where the bias of distance n is
+{
+    return t->bias + (size_t)head * pos_bias_stride(t) + (size_t)(t->len - 1 - n);
+}
+float *pos_alloc(PosTables *t, size_t floats);  // zeroed, freed with the tables
+
+/* ---- The model ------------------------------------------------------------------------------------- */
+
+typedef struct {                  // one layer's tensors, (out, in)
+    float *rms_att;               // (dim)
+    float *wq, *wk, *wv;          // (dim, dim) (kv_dim, dim) (kv_dim, dim), one behind the other:
+                                  //   a single product with wq gives q, k and v
+    float *wo;                    // (dim, dim)
+    float *rms_ffn;               // (dim)
+    float *w1, *w3;               // (hidden_dim, dim) each, one behind the other
+    float *w2;                    // (dim, hidden_dim)
+    float *pos;                   // the encoding's block
+} Layer;
+
+enum TensorKind { GAIN, EMBEDDING, MATRIX, RESIDUAL, POSITION };    // decides initialisation and decay
+
+typedef struct {
+    char name[32];                // "token_embedding", "layers.0.wq", ...
+    enum TensorKind kind;
+    size_t offset, count;         // floats
+} Tensor;
+
+typedef struct {                  // an arena: parameters, gradients and both moments have this layout
+    size_t count;
+    float *data;
+    float *token_embedding;       // (V, dim)
+    Layer *layers;                // (n_layers)
+    float *rms_final;             // (dim)
+    float *wcls;                  // (V, dim); token_embedding itself when tied
+    float *pos;                   // the encoding's shared block
+    Tensor *tensors;              // the list of all, in file order
+    int n_tensors;
+} Params;
+
+/* A vocabulary with llama2.c's rules, or the 256 bytes themselves. */
+typedef struct {
+    int size;                     // entries; 256 for bytes
+    int bytes;                    // 1: a token is a byte, and the rest is unused
+    char *file;                   // the tokenizer.bin itself, file_size bytes
+    size_t file_size;
+    const char **piece;           // (size) into `file`, not terminated
+    int *length;
+    float *score;
+    int byte_id[256];             // token of a single byte, -1 where there is none
+    int *slots;                   // hash table piece -> id, -1 empty
+    size_t n_slots;
+    uint32_t joined[256][8];      // bit b of joined[a]: some piece holds byte a followed by byte b
+} Tokenizer;
+
+typedef struct Activations Activations;
+
+typedef struct {
+    Config config;
+    Tokenizer tokenizer;
+    Params params, grads;
+    float *m, *v;                 // AdamW's moments, layout of params; NULL when not trained
+    PosTables pos, dpos;
+    Activations *acts;
+    void *map; size_t map_size;   // the file that params.data lies in, if it is mapped
+} Model;
+
+/* Checks a shape and fills what is automatic in it (hidden_dim 0, n_kv_heads 0, options of the encoding).
+   Returns NULL, or a static text that says what is wrong. */
+const char *config_check(Config *c);
+size_t config_params(const Config *c);    // number of parameters
+
+/* Allocates the parameters (zero) and builds the tables of the encoding for positions 0 .. max_len-1,
+   max_len >= seq_len. The config must have passed config_check. */
+void model_create(Model *m, const Config *c, int max_len);
+/* N(0, 0.02); residual outputs (wo, w2) divided by sqrt(2 n_layers) (GPT-2, Radford et al. 2019); gains 1. */
+void model_init(Model *m, uint64_t seed);
+/* Allocates gradients, moments (zero) and gradient tables. */
+void model_train_begin(Model *m);
+void model_free(Model *m);
+
+/* Mean cross entropy in nats of targets (B, T) after tokens (B, T), every sequence by itself.
+   positions (B, T) must not decrease along a sequence; NULL means 0 .. T-1.
+   losses (B, T): the loss of each target, or NULL. */
+double model_loss(Model *m, float *losses, const int *tokens, const int *targets, const int *positions, int B, int T);
+/* The same, and adds `weight` times the gradient of that mean to m->grads. The batch is worked off in
+   fixed pieces, so memory depends on T, not on B. */
+double model_backward(Model *m, const int *tokens, const int *targets, const int *positions, int B, int T, float weight);
+/* logits (B, T, V), for tests and inspection. */
+void model_logits(Model *m, float *logits, const int *tokens, const int *positions, int B, int T);
+/* Floats that model_backward needs beside the arenas, for B sequences of T. */
+size_t model_scratch_floats(const Config *c, int B, int T);
+
+typedef struct { float beta1, beta2, eps, weight_decay, clip; } AdamW;    // clip 0: none
+/* One step of AdamW (Loshchilov & Hutter 2019) on m->grads, which is zeroed. step counts from 1. Matrices and
+   embeddings decay; gains and encodings do not. Gradients whose norm exceeds clip are scaled to it.
+   Returns the norm before clipping; if it is not finite nothing is changed but the gradients. */
+double model_update(Model *m, int64_t step, const AdamW *o, float lr);
+
+/* ---- Generation ------------------------------------------------------------------------------------ */
+
+typedef struct {                  // keys (turned) and values of the tokens seen so far
+    int len, used;                // capacity and tokens in it
+    float *k, *v;                 // (n_layers, len, kv_dim)
+    float *logits;                // (V) of the last token
+} Cache;
+
+void cache_create(Cache *kv, const Model *m, int len);    // len <= positions the model was created for
+void cache_free(Cache *kv);
+/* Appends n tokens; returns the logits (V) that follow the last, valid until the next call. n > 1 goes through
+   matrix products, n = 1 through matrix-vector products. */
+const float *model_decode(Model *m, Cache *kv, const int *tokens, int n);
+
+/* Draws a token. temperature 0: the largest logit, lowest index on ties. top_k 0 and top_p 1 are off.
+   u in [0, 1) is the random number used. Returns -1 when a logit is not a number. */
+int sample(const float *logits, int V, float temperature, int top_k, float top_p, double u);
+
+/* ---- Tokenizer ------------------------------------------------------------------------------------- */
+
+void tokenizer_bytes(Tokenizer *t);
+void tokenizer_load(Tokenizer *t, const char *path);    // llama2.c's tokenizer.bin
+void tokenizer_free(Tokenizer *t);
+/* Text of any bytes -> tokens (malloc'ed), *count of them. As llama2.c and SentencePiece: a blank in front,
+   merges by best score, leftmost first; what is no piece becomes bytes. n log n. */
+int *tokenizer_encode(const Tokenizer *t, const char *text, size_t length, size_t *count);
+/* The text of one token, *length bytes, not terminated. `first` drops the blank that encode put in front. */
+const char *tokenizer_decode(const Tokenizer *t, int token, int first, int *length);
+
+/* ---- Files ----------------------------------------------------------------------------------------- */
+
+typedef struct {                  // what a training run needs to go on; all that decides its bits
+    int64_t step, steps, batch, accum, warmup;
+    uint64_t seed, data_sum;      // data_sum: checksum of the tokens of both parts
+    double lr, min_lr, weight_decay, clip, val_frac;
+    double best_val; int64_t best_step;
+} TrainState;
+
+/* Writes a model to a temporary file beside `path` and renames it: there is always the old one or the new
+   one. With a state the moments go with it. */
+void model_save(const Model *m, const char *path, const TrainState *state);
+/* Loads a model.bin, or a checkpoint of llama2.c (legacy or version 1) when `tokenizer` names its vocabulary
+   (NULL: none, only the ids are known). Positions up to max_len (0: the trained length) are prepared.
+   Returns 1 and fills *state when the file holds a training state, else 0. state may be NULL. */
+int model_load(Model *m, const char *path, const char *tokenizer, int max_len, TrainState *state);
+uint64_t checksum(const void *data, size_t bytes);
+
+/* The whole of a file, or of standard input for "-", NUL-terminated. */
+char *file_read(const char *path, size_t *size);
+
+/* ---- Options, errors, threads, time, random numbers -------------------------------------------------- */
+
+typedef struct {                  // exactly one of the pointers is set; it holds the default
+    const char *name; char letter;
+    const char *arg, *help;       // arg: what the value is called in --help, NULL for a switch
+    int *i; double *f; uint64_t *u; const char **s; int *on;
+    double min, max;
+    int given;                    // set when it was on the command line
+} Option;
+
+/* Parses --name value, --name=value and -x value; moves other arguments to the front of argv and returns their
+   number. Exits 2 with a line that names the option when something is wrong, 0 after --help. */
+int options_parse(Option *options, int argc, char **argv, const char *usage);
+void options_help(const Option *options, const char *usage, FILE *f);
+
+extern const char *program;       // stands before every message
+_Noreturn void die(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void *xmalloc(size_t bytes);      // zeroed, 64-byte aligned; exits 1 with the size when there is no memory
+
+int threads_set(int n);           // 0: OMP_NUM_THREADS, else the processors there are. Returns the number.
+extern const char *const threads_kind;    // "OpenMP" or why there is one thread
+extern const int vector_width;    // floats
+double seconds(void);             // monotonic
+double peak_mib(void);            // largest resident size of this process so far
+
+/* Randomness is a function of what it is for: nothing has to be stored, nothing disturbs another. */
+enum { RNG_INIT = 1 << 8, RNG_DATA = 2 << 8, RNG_SAMPLE = 3 << 8, RNG_TEST = 4 << 8 };
+uint64_t rng(uint64_t seed, uint64_t purpose, uint64_t counter);
+double rng_uniform(uint64_t seed, uint64_t purpose, uint64_t counter);    // [0, 1)
+float rng_normal(uint64_t seed, uint64_t purpose, uint64_t counter);      // N(0, 1)
+
+/* C (M, N; rows ldc apart) = A.B, or += when `accumulate`. A(i, k) = a[i*a_row + k*a_k] and
+   B(k, j) = b[k*b_k + j*b_col], so a transpose is a choice of strides. */
+void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k, const float *b, size_t b_k, size_t b_col,
+          size_t M, size_t N, size_t K, int accumulate);
+
+#endif
+
+/* ======================================================================================================
+   Implementation
+   ====================================================================================================== */
+#ifdef MODEL_IMPLEMENTATION
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+/* ---- Errors, memory, threads, time, random numbers ---------------------------------------------------
+   Both programs are short-lived commands with nothing to unwind, so a failure is a line and an exit. */
+
+const char *program = "posenc";
+
+_Noreturn void die(int code, const char *format, ...)
+{
+    va_list args;
+    fflush(stdout);
+    fprintf(stderr, "%s: ", program);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputc('\n', stderr);
+    exit(code);
+}
+
+static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+static size_t div_up(size_t n, size_t by) { return (n + by - 1) / by; }
+static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+
+void *xmalloc(size_t bytes)
+{
+    size_t size = round_up(bytes + !bytes, 64);
+    void *p = size < bytes ? NULL : aligned_alloc(64, size);
+    if (!p) die(1, "out of memory: %.1f MiB were asked for", (double)bytes / (1 << 20));
+    return memset(p, 0, size);
+}
+
+/* Scratch of the kernels: one block that grows to the largest request and is never used by two of them
+   at once. Kernels ask for it before their parallel region. */
+static float *workspace(size_t floats)
+{
+    static float *block;
+    static size_t size;
+    if (floats > size) {
+        free(block);
+        block = xmalloc(floats * sizeof *block);
+        size = floats;
+    }
+    return block;
+}
+
+#ifdef _OPENMP
+const char *const threads_kind = "OpenMP";
+static int thread_count(void) { return omp_get_max_threads(); }
+static int thread_number(void) { return omp_get_thread_num(); }
+int threads_set(int n)
+{
+    if (n > 0) omp_set_num_threads(n);
+    else if (omp_get_max_threads() > omp_get_num_procs() && !getenv("OMP_NUM_THREADS"))
+        omp_set_num_threads(omp_get_num_procs());
+    return omp_get_max_threads();
+}
+#else
+const char *const threads_kind = "built without OpenMP";
+static int thread_count(void) { return 1; }
+static int thread_number(void) { return 0; }
+int threads_set(int n) { (void)n; return 1; }
+#endif
+
+double seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+double peak_mib(void)
+{
+    struct rusage r;
+    getrusage(RUSAGE_SELF, &r);
+#ifdef __APPLE__
+    return (double)r.ru_maxrss / (1 << 20);    // bytes there, KiB elsewhere
+#else
+    return (double)r.ru_maxrss / (1 << 10);
+#endif
+}
+
+/* The finaliser of splitmix64 (Steele, Lea & Flood 2014), once per word of the key. */
+static uint64_t mix(uint64_t z)
+{
+    z += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+uint64_t rng(uint64_t seed, uint64_t purpose, uint64_t counter) { return mix(mix(mix(seed) ^ purpose) ^ counter); }
+
+double rng_uniform(uint64_t seed, uint64_t purpose, uint64_t counter)
+{
+    return (double)(rng(seed, purpose, counter) >> 11) * 0x1p-53;
+}
+
+float rng_normal(uint64_t seed, uint64_t purpose, uint64_t counter)    // Box & Muller 1958
+{
+    double u = 1 - rng_uniform(seed, purpose, 2 * counter);
+    double v = rng_uniform(seed, purpose, 2 * counter + 1);
+    return (float)(sqrt(-2 * log(u)) * cos(2 * M_PI * v));
+}
+
+/* Sums over many numbers are split into this many pieces, whatever the number of threads, and the pieces
+   are added in order. */
+enum { PIECES = 64 };
+static size_t piece_start(size_t n, int piece) { return n * (size_t)piece / PIECES; }
+
+/* ---- Vectors and matrix products -----------------------------------------------------------------------
+   The only place that knows about instruction sets. A vec is as wide as the target's registers; the compiler
+   turns plain arithmetic on it into instructions, and a loop with constant bounds over an array of them into
+   registers. Each target has MR x NV accumulators: 24 of 32 registers with AVX-512, 12 of 16 else, which
+   leaves NV for a row of B and one for the broadcast element of A. */
+
+#if defined(__AVX512F__)
+enum { VL = 16, MR = 12, NV = 2 };
+#elif defined(__AVX__)
+enum { VL = 8, MR = 6, NV = 2 };
+#else
+enum { VL = 4, MR = 6, NV = 2 };
+#endif
+enum { NR = VL * NV };
+
+typedef float vec __attribute__((vector_size(VL * 4)));
+typedef int32_t ivec __attribute__((vector_size(VL * 4)));
+typedef vec vec_at __attribute__((aligned(4), may_alias));    // one in memory, at any float
+const int vector_width = VL;
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE vec load(const float *p) { return *(const vec_at *)p; }
+INLINE void store(float *p, vec v) { *(vec_at *)p = v; }
+INLINE vec splat(float x) { return (vec){0} + x; }
+INLINE vec choose(ivec mask, vec a, vec b) { return (vec)((mask & (ivec)a) | (~mask & (ivec)b)); }
+INLINE vec vmax(vec a, vec b) { return choose(a > b, a, b); }
+INLINE float vsum(vec v)
+{
+    for (int half = VL / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) v[i] += v[i + half];
+    return v[0];
+}
+INLINE float vmaximum(vec v)
+{
+    float m = v[0];
+    for (int i = 1; i < VL; i++) m = v[i] > m ? v[i] : m;
+    return m;
+}
+
+/* e^x within 2 ulp for |x| < 87; 0 below, inf above, NaN stays NaN. x = n ln2 + r, |r| <= ln2/2, and e^r by its
+   Taylor series to r^7 (remainder < 6e-9 relative). Adding 1.5 * 2^23 leaves n in the low bits of a float. */
+INLINE vec vexp(vec x)
+{
+    const vec magic = splat(12582912.0f);
+    vec shifted = x * 1.44269504f + magic, n = shifted - magic;
+    vec r = x - n * 0.693359375f + n * 2.12194440e-4f;    // ln2 in two parts (Cody & Waite 1980)
+    vec p = r * (1.0f / 5040) + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    vec y = (vec)((ivec)p + (((ivec)shifted - (ivec)magic) << 23));
+    y = choose(x < splat(-87.0f), splat(0), y);
+    return choose(x > splat(88.0f), splat(INFINITY), y);
+}
+
+INLINE float dot(const float *a, const float *b, size_t n)
+{
+    vec s0 = {0}, s1 = {0};
+    size_t i = 0;
+    for (; i + 2 * VL <= n; i += 2 * VL) {
+        s0 += load(a + i) * load(b + i);
+        s1 += load(a + i + VL) * load(b + i + VL);
+    }
+    for (; i + VL <= n; i += VL) s0 += load(a + i) * load(b + i);
+    float sum = vsum(s0 + s1);
+    for (; i < n; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+INLINE void axpy(float *y, float a, const float *x, size_t n)    // y += a x
+{
+    for (size_t i = 0; i < n; i++) y[i] += a * x[i];
+}
+
+/* The micro-kernel, on which all products rest: an MR x (nv VL) tile of C from K steps of rank one.
+   a_row, a_k and nv are constants where it is called. Always a full tile: callers pad with zeros. */
+INLINE void tile(float *restrict c, size_t ldc, const float *restrict a, size_t a_row, size_t a_k,
+                 const float *restrict b, size_t ldb, size_t K, const int nv, int accumulate)
+{
+    vec acc[MR][NV] = {0};
+    for (size_t k = 0; k < K; k++, a += a_k, b += ldb) {
+        vec row[NV];
+        for (int j = 0; j < nv; j++) row[j] = load(b + j * VL);
+        for (int i = 0; i < MR; i++)
+            for (int j = 0; j < nv; j++) acc[i][j] += a[i * a_row] * row[j];
+    }
+    for (int i = 0; i < MR; i++)
+        for (int j = 0; j < nv; j++) {
+            float *out = c + i * ldc + j * VL;
+            store(out, accumulate ? load(out) + acc[i][j] : acc[i][j]);
+        }
+}
+
+/* C (m, n) = or += A.B on scratch that is padded to whole tiles: m rounded up to MR, n to VL. */
+INLINE void product(float *restrict c, size_t ldc, const float *restrict a, size_t a_row, size_t a_k,
+                    const float *restrict b, size_t ldb, size_t m, size_t n, size_t K, int accumulate)
+{
+    for (size_t i = 0; i < m; i += MR) {
+        size_t j = 0;
+        for (; j + NR <= round_up(n, VL); j += NR)
+            tile(c + i * ldc + j, ldc, a + i * a_row, a_row, a_k, b + j, ldb, K, NV, accumulate);
+        for (; j < n; j += VL)
+            tile(c + i * ldc + j, ldc, a + i * a_row, a_row, a_k, b + j, ldb, K, 1, accumulate);
+    }
+}
+
+/* gemm's blocks (Goto & van de Geijn 2008): KC x NR floats of B (48 KiB with AVX-512) stream through the first
+   cache beside MR x KC of A; MC x KC floats of A (288 KiB) stay in the second; KC x NC of B (3 MiB) in the third. */
+enum { KC = 384, MC = 192, NC = 2048 };
+
+/* Packs `lanes` rows (of A) or columns (of B), `stride` apart, k-major: dst[k * lanes + r]; lanes past `valid` are zero.
+   A transpose happens here or not at all, in the shape of 4 x 4 blocks. */
+INLINE void pack(float *restrict dst, const float *restrict src, size_t stride, size_t s_k, size_t valid,
+                 const size_t lanes, size_t K)
+{
+    typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
+    if (valid < lanes) memset(dst, 0, K * lanes * sizeof *dst);
+    if (stride == 1 && valid == lanes) {
+        for (size_t k = 0; k < K; k++) memcpy(dst + k * lanes, src + k * s_k, lanes * sizeof *dst);
+    } else if (s_k == 1 && valid == lanes && lanes % 4 == 0) {
+        size_t k = 0;
+        for (; k + 4 <= K; k += 4)
+            for (size_t r = 0; r < lanes; r += 4) {
+                const float *s = src + r * stride + k;
+                four a = *(const four *)s, b = *(const four *)(s + stride);
+                four c = *(const four *)(s + 2 * stride), d = *(const four *)(s + 3 * stride);
+                float *t = dst + k * lanes + r;
+                for (int i = 0; i < 4; i++) *(four *)(t + (size_t)i * lanes) = (four){a[i], b[i], c[i], d[i]};
+            }
+        for (; k < K; k++)
+            for (size_t r = 0; r < lanes; r++) dst[k * lanes + r] = src[r * stride + k];
+    } else {
+        for (size_t k = 0; k < K; k++)
+            for (size_t r = 0; r < valid; r++) dst[k * lanes + r] = src[r * stride + k * s_k];
+    }
+}
+
+void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k, const float *b, size_t b_k, size_t b_col,
+          size_t M, size_t N, size_t K, int accumulate)
+{
+    if (!M || !N) return;
+    // Blocks of even size. Which thread computes an element, and in which block, changes no bit of it:
+    // only kc splits a sum, and it depends on K alone.
+    const size_t threads = (size_t)thread_count();
+    const size_t kc = div_up(K, div_up(K, KC));
+    const size_t nc = round_up(div_up(N, div_up(N, NC)), NR);
+    size_t row_blocks = div_up(M, MC), col_blocks = 1;
+    if (M >= 2 * MR * threads) row_blocks = round_up(row_blocks, threads);
+    else col_blocks = threads;    // few rows: the threads share columns
+    const size_t mc = round_up(div_up(M, row_blocks), MR);
+    float *packed_b = workspace(kc * nc + threads * mc * kc), *packed_a = packed_b + kc * nc;
+
+    #pragma omp parallel if (M * N * K > 1 << 16)
+    {
+        float *pa = packed_a + (size_t)thread_number() * mc * kc;
+        for (size_t n0 = 0; n0 < N; n0 += nc)
+            for (size_t k0 = 0; k0 < K; k0 += kc) {
+                const size_t nn = min_size(nc, N - n0), kn = min_size(kc, K - k0);
+                const size_t panels = div_up(nn, NR), share = div_up(panels, col_blocks);
+                #pragma omp for schedule(static)
+                for (long p = 0; p < (long)panels; p++)
+                    pack(packed_b + (size_t)p * NR * kn, b + k0 * b_k + (n0 + (size_t)p * NR) * b_col, b_col, b_k,
+                         min_size(NR, nn - (size_t)p * NR), NR, kn);
+                #pragma omp for schedule(static)
+                for (long unit = 0; unit < (long)(row_blocks * col_blocks); unit++) {
+                    const size_t m0 = (size_t)unit / col_blocks * mc, p0 = (size_t)unit % col_blocks * share;
+                    const size_t p1 = min_size(panels, p0 + share);
+                    if (m0 >= M || p0 >= p1) continue;
+                    const size_t mn = min_size(mc, M - m0);
+                    for (size_t i = 0; i < mn; i += MR)
+                        pack(pa + i * kn, a + (m0 + i) * a_row + k0 * a_k, a_row, a_k, min_size(MR, mn - i), MR, kn);
+                    for (size_t p = p0; p < p1; p++)
+                        for (size_t i = 0; i < mn; i += MR) {
+                            const size_t rows = min_size(MR, mn - i), cols = min_size(NR, nn - p * NR);
+                            const float *ta = pa + i * kn, *tb = packed_b + p * NR * kn;
+                            float *tc = c + (m0 + i) * ldc + n0 + p * NR;
+                            if (rows == MR && cols == NR) {
+                                tile(tc, ldc, ta, 1, MR, tb, NR, kn, NV, accumulate || k0);
+                                continue;
+                            }
+                            float edge[MR * NR];
+                            tile(edge, NR, ta, 1, MR, tb, NR, kn, NV, 0);
+                            for (size_t r = 0; r < rows; r++)
+                                for (size_t j = 0; j < cols; j++)
+                                    tc[r * ldc + j] = edge[r * NR + j] + (accumulate || k0 ? tc[r * ldc + j] : 0);
+                        }
+                }
+            }
+    }
+}
+
+/* y (n_out) = or += W (n_out, n_in) x: reads W once, so it runs at the speed of memory. */
+static void matvec(float *y, const float *x, const float *w, size_t n_in, size_t n_out, int accumulate)
+{
+    #pragma omp parallel for schedule(static) if (n_in * n_out > 1 << 17)
+    for (long block = 0; block < (long)div_up(n_out, 4); block++) {
+        const size_t o = (size_t)block * 4;
+        const float *r = w + o * n_in;
+        if (o + 4 <= n_out) {    // four rows share the loads of x
+            vec s[4] = {0};
+            size_t i = 0;
+            for (; i + VL <= n_in; i += VL)
+                for (int k = 0; k < 4; k++) s[k] += load(r + (size_t)k * n_in + i) * load(x + i);
+            for (int k = 0; k < 4; k++) {
+                float sum = vsum(s[k]);
+                for (size_t t = i; t < n_in; t++) sum += r[(size_t)k * n_in + t] * x[t];
+                y[o + (size_t)k] = sum + (accumulate ? y[o + (size_t)k] : 0);
+            }
+        } else {
+            for (size_t k = o; k < n_out; k++)
+                y[k] = dot(w + k * n_in, x, n_in) + (accumulate ? y[k] : 0);
+        }
+    }
+}
+
+/* ---- Layers: forward and backward side by side --------------------------------------------------------- */
+
+enum { MIN_PARALLEL = 1 << 14 };    // elements below which starting threads costs more than it gives
+
+/* y (rows, n_out) = or += x (rows, n_in) W^T.  torch: y = F.linear(x, w) */
+static void linear_forward(float *y, const float *x, const float *w, size_t rows, size_t n_in, size_t n_out,
+                           int accumulate)
+{
+    if (rows == 1) matvec(y, x, w, n_in, n_out, accumulate);
+    else gemm(y, n_out, x, n_in, 1, w, 1, n_in, rows, n_out, n_in, accumulate);
+}
+
+/* dx = or += dy W;  dW += dy^T x */
+static void linear_backward(float *dx, float *dw, const float *dy, const float *x, const float *w, size_t rows,
+                            size_t n_in, size_t n_out, int accumulate_dx)
+{
+    gemm(dx, n_in, dy, n_out, 1, w, n_in, 1, rows, n_in, n_out, accumulate_dx);
+    gemm(dw, n_in, dy, 1, n_out, x, n_in, 1, n_out, n_in, rows, 1);
+}
+
+/* RMSNorm (Zhang & Sennrich 2019): y = g x / rms, rms = sqrt(mean(x^2) + 1e-5) */
+static float rms_inverse(const float *x, size_t n) { return 1 / sqrtf(dot(x, x, n) / (float)n + 1e-5f); }
+
+static void rmsnorm_forward(float *y, const float *x, const float *gain, size_t rows, size_t n)
+{
+    #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
+    for (long r = 0; r < (long)rows; r++) {
+        const float *xr = x + (size_t)r * n, inverse = rms_inverse(xr, n);
+        for (size_t i = 0; i < n; i++) y[(size_t)r * n + i] = gain[i] * (xr[i] * inverse);
+    }
+}
+
+/* With h = x / rms and w = g dy:  dx += (w - h mean(w h)) / rms;  dg += sum over rows of dy h */
+static void rmsnorm_backward(float *dx, float *dgain, const float *dy, const float *x, const float *gain, size_t rows,
+                             size_t n)
+{
+    float *partial = workspace(PIECES * n);
+    #pragma omp parallel for schedule(static)
+    for (int piece = 0; piece < PIECES; piece++) {
+        float *dg = memset(partial + (size_t)piece * n, 0, n * sizeof *dg);
+        for (size_t r = piece_start(rows, piece); r < piece_start(rows, piece + 1); r++) {
+            const float *xr = x + r * n, *dyr = dy + r * n, inverse = rms_inverse(xr, n);
+            vec sums = {0};
+            float sum = 0;
+            size_t i = 0;
+            for (; i + VL <= n; i += VL) sums += load(gain + i) * load(dyr + i) * load(xr + i);
+            for (; i < n; i++) sum += gain[i] * dyr[i] * xr[i];
+            const float mean = (sum + vsum(sums)) * inverse / (float)n;
+            for (i = 0; i < n; i++) {
+                const float h = xr[i] * inverse;
+                dx[r * n + i] += (gain[i] * dyr[i] - h * mean) * inverse;
+                dg[i] += dyr[i] * h;
+            }
+        }
+    }
+    for (int piece = 0; piece < PIECES; piece++) axpy(dgain, 1, partial + (size_t)piece * n, n);
+}
+
+/* SwiGLU (Shazeer 2020): h = silu(a) b, silu(a) = a s, s = 1 / (1 + e^-a); a and b are the halves of ab (rows, 2n) */
+static void swiglu_forward(float *h, const float *ab, size_t rows, size_t n)
+{
+    #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
+    for (long r = 0; r < (long)rows; r++) {
+        const float *a = ab + (size_t)r * 2 * n, *b = a + n;
+        float *hr = h + (size_t)r * n;
+        size_t i = 0;
+        for (; i + VL <= n; i += VL) {
+            const vec x = load(a + i);
+            store(hr + i, x / (1.0f + vexp(-x)) * load(b + i));
+        }
+        for (; i < n; i++) hr[i] = a[i] / (1 + expf(-a[i])) * b[i];
+    }
+}
+
+/* da = dh b (s + a s (1 - s));  db = dh silu(a) */
+static void swiglu_backward(float *dab, const float *dh, const float *ab, size_t rows, size_t n)
+{
+    #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
+    for (long r = 0; r < (long)rows; r++) {
+        const float *a = ab + (size_t)r * 2 * n, *b = a + n, *d = dh + (size_t)r * n;
+        float *da = dab + (size_t)r * 2 * n, *db = da + n;
+        size_t i = 0;
+        for (; i + VL <= n; i += VL) {
+            const vec x = load(a + i), s = 1.0f / (1.0f + vexp(-x)), silu = x * s, di = load(d + i);
+            store(da + i, di * load(b + i) * (s + silu * (1.0f - s)));
+            store(db + i, di * silu);
+        }
+        for (; i < n; i++) {
+            const float s = 1 / (1 + expf(-a[i])), silu = a[i] * s;
+            da[i] = d[i] * b[i] * (s + silu * (1 - s));
+            db[i] = d[i] * silu;
+        }
+    }
+}
+
+/* x_t = E[token_t] + c table[pos_t]: the place `embed` of an encoding */
+static void embedding_forward(float *x, const float *E, const PosTables *pos, const int *tokens, const int *positions,
+                              int start, int T, size_t rows, size_t n)
+{
+    #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
+    for (long r = 0; r < (long)rows; r++) {
+        float *xr = memcpy(x + (size_t)r * n, E + (size_t)tokens[r] * n, n * sizeof *x);
+        const size_t p = (size_t)(positions ? positions[r] : start + (int)(r % T));
+        if (pos->embed) axpy(xr, pos->embed_scale, pos->embed + p * n, n);
+    }
+}
+
+/* dE[token_t] += dx_t;  dtable[pos_t] += c dx_t. Threads share the columns, so every sum has the order of the tokens. */
+static void embedding_backward(float *dE, const PosTables *dpos, const float *dx, const int *tokens,
+                               const int *positions, int T, size_t rows, size_t n)
+{
+    #pragma omp parallel for schedule(static)
+    for (long block = 0; block < (long)div_up(n, 16); block++) {
+        const size_t i0 = (size_t)block * 16, width = min_size(16, n - i0);
+        for (size_t r = 0; r < rows; r++) {
+            const size_t p = (size_t)(positions ? positions[r] : (int)(r % (size_t)T));
+            axpy(dE + (size_t)tokens[r] * n + i0, 1, dx + r * n + i0, width);
+            if (dpos->embed) axpy(dpos->embed + p * n + i0, dpos->embed_scale, dx + r * n + i0, width);
+        }
+    }
+}
+
+/* The place `rotate`: turns the pairs (2i, 2i+1) of every head of q and k, which lie at the front of the rows of qkv, by the
+   angle of the row's position; direction -1 turns back, which is the backward, a rotation being orthogonal. */
+static void rotate(float *qkv, const PosTables *pos, const Config *c, const int *positions, int start, int T,
+                   size_t rows, int direction)
+{
+    if (!pos->cos) return;
+    const int D = c->dim / c->n_heads, heads = c->n_heads + c->n_kv_heads, half = pos->rotary / 2;
+    const size_t width = (size_t)(c->n_heads + 2 * c->n_kv_heads) * (size_t)D;
+    #pragma omp parallel for schedule(static) if (rows * width > MIN_PARALLEL)
+    for (long r = 0; r < (long)rows; r++) {
+        const size_t p = (size_t)(positions ? positions[r] : start + (int)(r % T));
+        const float *cosine = pos->cos + p * (size_t)half, *sine = pos->sin + p * (size_t)half;
+        for (int h = 0; h < heads; h++) {
+            float *x = qkv + (size_t)r * width + (size_t)h * (size_t)D;
+            for (int i = 0; i < half; i++) {
+                const float a = x[2 * i], b = x[2 * i + 1], s = (float)direction * sine[i];
+                x[2 * i] = a * cosine[i] - b * s;
+                x[2 * i + 1] = a * s + b * cosine[i];
+            }
+        }
+    }
+}
+
+/* Largest element, and sum of e^(x - largest), of a row. */
+static float row_max(const float *x, size_t n)
+{
+    float m = -INFINITY;
+    size_t i = 0;
+    if (n >= VL) {
+        vec v = load(x);
+        for (i = VL; i + VL <= n; i += VL) v = vmax(v, load(x + i));
+        m = vmaximum(v);
+    }
+    for (; i < n; i++) m = x[i] > m ? x[i] : m;
+    return m;
+}
+
+/* Softmax and cross entropy of one row: returns log(sum e^x) - x[target]. With a gradient the row is overwritten by
+   scale * (softmax(x) - onehot(target)).  torch: F.cross_entropy(x, target) */
+static float cross_entropy(float *x, size_t n, int target, float scale)
+{
+    const float m = row_max(x, n), at_target = x[target];
+    vec sums = {0};
+    float sum = 0;
+    size_t i = 0;
+    for (; i + VL <= n; i += VL) {
+        const vec e = vexp(load(x + i) - m);
+        store(x + i, e);
+        sums += e;
+    }
+    for (; i < n; i++) sum += x[i] = expf(x[i] - m);
+    sum += vsum(sums);
+    if (scale != 0) {
+        for (i = 0; i < n; i++) x[i] *= scale / sum;
+        x[target] -= scale;
+    }
+    return logf(sum) + m - at_target;
+}
+
+/* ---- Attention ------------------------------------------------------------------------------------------
+   o_i = sum_j A_ij (v_j + rel_v[c]),  A_ij = softmax over j <= i of s_ij,  s_ij = q_i.k_j / sqrt(D) + b_ij,  c = min(n, clip).
+   A tile of TQ queries walks over tiles of TK keys with an online softmax (Milakov & Gimelshein 2018; FlashAttention, Dao et al.
+   2022): with the running maximum m, sum l and output o of the keys so far,
+       m' = max(m, max_j s_j),  p_j = e^(s_j - m'),  l' = l e^(m - m') + sum_j p_j,  o' = o e^(m - m') + sum_j p_j v_j.
+   Only o / l and the log-sum-exp, m + log l, are kept. The backward computes p_ij = e^(s_ij - lse_i) again; with
+   delta_i = do_i.o_i:
+       dv_j = sum_i p_ij do_i,  ds_ij = p_ij (do_i.(v_j + rel_v[c]) - delta_i),  dq_i = sum_j ds_ij k_j / sqrt(D),
+       dk_j = sum_i ds_ij q_i / sqrt(D),  db_ij = ds_ij.
+   The places of an encoding: b_ij comes from `bias` (one vector per head) or from q_i.rel_k (one vector per query); both are
+   `addends` of a row of scores and, backwards, sums of a row of ds. One (batch, head) is one task of one thread. */
+
+enum { TQ = 48, TK = 96 };    // multiples of every MR and VL; TK <= BIAS_PAD
+
+typedef struct {              // what one attention works on
+    int B, T, S, start;       // T queries follow `start` keys; S = start + T keys
+    int H, G, D;              // query heads, key heads, head size
+    size_t q_stride, kv_stride;    // floats between rows of q, and of k and v
+    const PosTables *pos;
+    const int *positions;     // (B, S), or NULL: 0 .. S-1
+} Attention;
+
+/* The row bias of one query for TK keys from j0 on: row[min(n, clip)] for each, in ascending order of keys. A vector that is
+   stored backwards and long enough is used where it lies; else the addends are gathered into `out`. */
+typedef struct {
+    const float *row;         // indexed by distance, or (reversed) by key: see pos_bias
+    int reversed, clip;
+} RowBias;
+
+INLINE int distance(const int *positions, int i, int j)
+{
+    const int n = positions ? positions[i] - positions[j] : i - j;
+    return n > 0 ? n : 0;
+}
+
+static const float *addends(float *out, RowBias b, const int *positions, int i, int j0, int S)
+{
+    if (b.reversed && !positions) return b.row + (b.clip - i + j0);
+    if (!positions && i - (j0 + TK - 1) >= b.clip) {    // all farther than the clip
+        for (int j = 0; j < TK; j += VL) store(out + j, splat(b.row[b.clip]));
+        return out;
+    }
+    const int end = j0 + TK < S ? TK : S - j0;
+    for (int j = 0; j < TK; j++) {
+        int n = j < end ? distance(positions, i, j0 + j) : 0;
+        n = n < b.clip ? n : b.clip;
+        out[j] = b.row[b.reversed ? b.clip - n : n];
+    }
+    return out;
+}
+
+/* The transpose of `addends`: row[min(n, clip)] += x_j for `count` keys from j0 on. */
+static void add_by_distance(float *row, int reversed, int clip, const float *x, const int *positions, int i, int j0,
+                            int count)
+{
+    if (reversed && !positions) {
+        float *out = row + (clip - i + j0);
+        for (int j = 0; j < count; j++) out[j] += x[j];
+        return;
+    }
+    int j = 0;
+    if (!positions && !reversed) {    // keys farther than the clip share a row
+        const int far = i - clip - j0 + 1 < count ? i - clip - j0 + 1 : count;
+        vec sums = {0};
+        float sum = 0;
+        for (; j + VL <= far; j += VL) sums += load(x + j);
+        for (; j < far; j++) sum += x[j];
+        row[clip] += sum + vsum(sums);
+    }
+    for (; j < count; j++) {
+        int n = distance(positions, i, j0 + j);
+        n = n < clip ? n : clip;
+        row[reversed ? clip - n : n] += x[j];
+    }
+}
+
+/* A matrix (rows, D), `stride` apart, copied to padded scratch: as it is, (rows, Dp), or transposed, (D, rows padded to `ld`). */
+static void copy_padded(float *dst, size_t Dp, const float *src, size_t stride, size_t rows, size_t D, float scale)
+{
+    for (size_t r = 0; r < rows; r++)
+        for (size_t d = 0; d < Dp; d++) dst[r * Dp + d] = d < D ? scale * src[r * stride + d] : 0;
+}
+
+static void copy_transposed(float *dst, size_t ld, const float *src, size_t stride, size_t rows, size_t D, float scale)
+{
+    for (size_t r0 = 0; r0 < ld; r0 += 16)    // 16 rows at a time: a cache line of the destination
+        for (size_t d = 0; d < D; d++)
+            for (size_t r = r0; r < min_size(r0 + 16, ld); r++)
+                dst[d * ld + r] = r < rows ? scale * src[r * stride + d] : 0;
+}
+
+/* Sizes that forward and backward share, in floats. */
+typedef struct { size_t Dp, Sp, Cp, Cm; } Padded;
+static Padded attention_padded(const Attention *a)
+{
+    const size_t rows = a->pos->rel_k || a->pos->rel_v ? (size_t)a->pos->clip + 1 : 0, Cm = round_up(rows, MR);
+    return (Padded){ round_up((size_t)a->D, VL), round_up((size_t)a->S, TK), round_up(Cm, VL), Cm };
+}
+
+/* Columns of a tile of keys that `rows` queries up to index `last` see, rounded up for the micro-kernel. */
+static size_t visible(int last, int j0, size_t to) { return min_size(TK, round_up((size_t)(last + 1 - j0), to)); }
+
+/* Cuts a thread's scratch into named pieces. */
+static float *cut(float **scratch, size_t floats)
+{
+    float *p = *scratch;
+    *scratch += round_up(floats, 16);
+    return p;
+}
+
+static void attention_forward(float *out, size_t out_stride, float *lse, const float *q, const float *k, const float *v,
+                              const Attention *a)
+{
+    const PosTables *pos = a->pos;
+    const Padded p = attention_padded(a);
+    const size_t D = (size_t)a->D, Dp = p.Dp, Sp = p.Sp, Cp = p.Cp;
+    const float scale = 1 / sqrtf((float)a->D);
+    const size_t per_thread = D * Sp + Sp * Dp + D * TQ + TQ * TK + TQ * Dp + TK + D * Cp + Cp * Dp + 2 * TQ * Cp + 256;
+    float *all = workspace((size_t)thread_count() * per_thread);
+
+    #pragma omp parallel for collapse(2) schedule(dynamic)
+    for (int b = 0; b < a->B; b++)
+        for (int h = 0; h < a->H; h++) {
+            float *s = all + (size_t)thread_number() * per_thread;
+            float *kt = cut(&s, D * Sp), *vp = cut(&s, Sp * Dp), *qt = cut(&s, D * TQ), *score = cut(&s, TQ * TK);
+            float *o = cut(&s, TQ * Dp), *gathered = cut(&s, TK);
+            float *rt = cut(&s, D * Cp), *rv = cut(&s, Cp * Dp), *row = cut(&s, TQ * Cp), *weight = cut(&s, TQ * Cp);
+            const size_t g = (size_t)(h / (a->H / a->G));
+            const float *qh = q + (size_t)b * (size_t)a->T * a->q_stride + (size_t)h * D;
+            const size_t kv0 = (size_t)b * (size_t)a->S * a->kv_stride + g * D;
+            const int *positions = a->positions ? a->positions + (size_t)b * (size_t)a->S : NULL;
+
+            copy_transposed(kt, Sp, k + kv0, a->kv_stride, (size_t)a->S, D, 1);
+            copy_padded(vp, Dp, v + kv0, a->kv_stride, (size_t)a->S, D, 1);
+            memset(vp + (size_t)a->S * Dp, 0, (Sp - (size_t)a->S) * Dp * sizeof *vp);
+            if (pos->rel_k) copy_transposed(rt, Cp, pos->rel_k, D, (size_t)pos->clip + 1, D, 1);
+            if (pos->rel_v) {
+                memset(rv, 0, Cp * Dp * sizeof *rv);
+                copy_padded(rv, Dp, pos->rel_v, D, (size_t)pos->clip + 1, D, 1);
+            }
+            for (int t0 = 0; t0 < a->T; t0 += TQ) {
+                const int nq = a->T - t0 < TQ ? a->T - t0 : TQ, i0 = a->start + t0, last = i0 + nq - 1;
+                float m[TQ], l[TQ];
+                for (int r = 0; r < TQ; r++) m[r] = -INFINITY, l[r] = 0;
+                memset(o, 0, TQ * Dp * sizeof *o);
+                memset(weight, 0, TQ * Cp * sizeof *weight);
+                copy_transposed(qt, TQ, qh + (size_t)t0 * a->q_stride, a->q_stride, (size_t)nq, D, scale);
+                if (pos->rel_k) product(row, Cp, qt, 1, TQ, rt, Cp, (size_t)nq, Cp, D, 0);
+
+                for (int j0 = 0; j0 <= last; j0 += TK) {
+                    product(score, TK, qt, 1, TQ, kt + j0, Sp, (size_t)nq, visible(last, j0, VL), D, 0);
+                    for (int r = 0; r < nq; r++) {
+                        const int i = i0 + r, seen = i + 1 - j0 < TK ? i + 1 - j0 : TK;
+                        float *sr = score + (size_t)r * TK;
+                        if (seen <= 0) { memset(sr, 0, TK * sizeof *sr); continue; }
+                        const size_t n = round_up((size_t)seen, VL);
+                        const float *add[2] = { NULL, NULL };
+                        if (pos->bias)
+                            add[0] = addends(gathered, (RowBias){pos_bias(pos, h, pos->len - 1), 1, pos->len - 1},
+                                             positions, i, j0, a->S);
+                        if (pos->rel_k)
+                            add[1] = addends(gathered, (RowBias){row + (size_t)r * Cp, 0, pos->clip}, positions, i, j0, a->S);
+                        for (int x = 0; x < 2; x++)
+                            for (size_t j = 0; add[x] && j < n; j += VL) store(sr + j, load(sr + j) + load(add[x] + j));
+                        for (size_t j = (size_t)seen; j < n; j++) sr[j] = -INFINITY;
+                        vec top = load(sr), sums = {0};
+                        for (size_t j = VL; j < n; j += VL) top = vmax(top, load(sr + j));
+                        const float highest = vmaximum(top), old = m[r];
+                        m[r] = highest > old ? highest : old;
+                        for (size_t j = 0; j < n; j += VL) {
+                            const vec e = vexp(load(sr + j) - m[r]);
+                            store(sr + j, e);
+                            sums += e;
+                        }
+                        for (size_t j = n; j < TK; j += VL) store(sr + j, splat(0));
+                        if (m[r] != old) {
+                            const float shrink = expf(old - m[r]);
+                            l[r] *= shrink;
+                            for (size_t d = 0; d < Dp; d += VL) store(o + (size_t)r * Dp + d, load(o + (size_t)r * Dp + d) * shrink);
+                            for (size_t x = 0; x < Cp; x++) weight[(size_t)r * Cp + x] *= shrink;
+                        }
+                        l[r] += vsum(sums);
+                        if (pos->rel_v) add_by_distance(weight + (size_t)r * Cp, 0, pos->clip, sr, positions, i, j0, seen);
+                    }
+                    product(o, Dp, score, TK, 1, vp + (size_t)j0 * Dp, Dp, (size_t)nq, Dp, visible(last, j0, 1), 1);
+                }
+                if (pos->rel_v) product(o, Dp, weight, Cp, 1, rv, Dp, (size_t)nq, Dp, (size_t)pos->clip + 1, 1);
+                for (int r = 0; r < nq; r++) {
+                    const size_t t = (size_t)b * (size_t)a->T + (size_t)(t0 + r);
+                    for (size_t d = 0; d < D; d++) out[t * out_stride + (size_t)h * D + d] = o[(size_t)r * Dp + d] / l[r];
+                    if (lse) lse[t * (size_t)a->H + (size_t)h] = m[r] + logf(l[r]);
+                }
+            }
+        }
+}
+
+/* dqkv has the layout of qkv: q, k and v of a row behind each other. Adds to dpos; see above for the equations. */
+static void attention_backward(float *dqkv, const PosTables *dpos, const float *dout, const float *qkv, const float *out,
+                               const float *lse, const Attention *a)
+{
+    const PosTables *pos = a->pos;
+    const Padded p = attention_padded(a);
+    const size_t D = (size_t)a->D, Dp = p.Dp, Sp = p.Sp, Cp = p.Cp, Cm = p.Cm, T = (size_t)a->T, H = (size_t)a->H;
+    const size_t width = a->q_stride, k_at = H * D, v_at = k_at + (size_t)a->G * D;
+    const float scale = 1 / sqrtf((float)a->D);
+    // Gradients of an encoding are sums over the batch (and, for rel_k and rel_v, heads): one part per task, added in order.
+    const size_t bias_part = dpos->bias ? pos_bias_stride(dpos) : 0, rel_part = Cm * Dp;
+    const size_t parts = (size_t)a->B * H * (bias_part + 2 * rel_part);
+    const size_t per_thread = 2 * D * Sp + 3 * Sp * Dp + 2 * D * TQ + 3 * TQ * Dp + 2 * TQ * TK + TK
+                              + 2 * (D * Cp + Cp * Dp) + 4 * TQ * Cp + 512;
+    float *bias_parts = workspace(parts + (size_t)thread_count() * per_thread);
+    float *rel_k_parts = bias_parts + (size_t)a->B * H * bias_part;
+    float *rel_v_parts = rel_k_parts + (size_t)a->B * H * rel_part, *all = bias_parts + parts;
+
+    #pragma omp parallel for collapse(2) schedule(dynamic)
+    for (int b = 0; b < a->B; b++)
+        for (int g = 0; g < a->G; g++) {    // a key head and the query heads that share it
+            float *s = all + (size_t)thread_number() * per_thread;
+            float *kt = cut(&s, D * Sp), *vt = cut(&s, D * Sp), *kp = cut(&s, Sp * Dp);
+            float *dk = cut(&s, Sp * Dp), *dv = cut(&s, Sp * Dp);
+            float *qt = cut(&s, D * TQ), *dot_ = cut(&s, D * TQ), *qp = cut(&s, TQ * Dp), *dop = cut(&s, TQ * Dp);
+            float *dq = cut(&s, TQ * Dp), *prob = cut(&s, TQ * TK), *ds = cut(&s, TQ * TK), *gathered = cut(&s, TK);
+            float *rkt = cut(&s, D * Cp), *rvt = cut(&s, D * Cp), *rk = cut(&s, Cp * Dp);
+            float *row = cut(&s, TQ * Cp), *drow = cut(&s, TQ * Cp), *vrow = cut(&s, TQ * Cp), *weight = cut(&s, TQ * Cp);
+            const size_t base = (size_t)b * T * width, lane = (size_t)g * D;
+            const int *positions = a->positions ? a->positions + (size_t)b * (size_t)a->S : NULL;
+
+            copy_transposed(kt, Sp, qkv + base + k_at + lane, width, T, D, 1);
+            copy_transposed(vt, Sp, qkv + base + v_at + lane, width, T, D, 1);
+            copy_padded(kp, Dp, qkv + base + k_at + lane, width, T, D, 1);
+            memset(kp + T * Dp, 0, (Sp - T) * Dp * sizeof *kp);
+            memset(dk, 0, Sp * Dp * sizeof *dk);
+            memset(dv, 0, Sp * Dp * sizeof *dv);
+            if (pos->rel_k) {
+                copy_transposed(rkt, Cp, pos->rel_k, D, (size_t)pos->clip + 1, D, 1);
+                memset(rk, 0, Cp * Dp * sizeof *rk);
+                copy_padded(rk, Dp, pos->rel_k, D, (size_t)pos->clip + 1, D, 1);
+            }
+            if (pos->rel_v) copy_transposed(rvt, Cp, pos->rel_v, D, (size_t)pos->clip + 1, D, 1);
+
+            for (int h = g * (a->H / a->G); h < (g + 1) * (a->H / a->G); h++) {
+                const size_t task = (size_t)b * H + (size_t)h, head = (size_t)h * D;
+                float *dbias = memset(bias_parts + task * bias_part, 0, bias_part * sizeof(float));
+                float *drel_k = memset(rel_k_parts + task * rel_part, 0, rel_part * sizeof(float));
+                float *drel_v = memset(rel_v_parts + task * rel_part, 0, rel_part * sizeof(float));
+                for (int t0 = 0; t0 < a->T; t0 += TQ) {
+                    const int nq = a->T - t0 < TQ ? a->T - t0 : TQ, last = t0 + nq - 1;
+                    const size_t t = (size_t)b * T + (size_t)t0, rows = (size_t)nq;
+                    const float *qh = qkv + t * width + head, *doh = dout + t * H * D + head, *oh = out + t * H * D + head;
+                    copy_transposed(qt, TQ, qh, width, rows, D, scale);
+                    copy_transposed(dot_, TQ, doh, H * D, rows, D, 1);
+                    copy_padded(qp, Dp, qh, width, rows, D, scale);
+                    copy_padded(dop, Dp, doh, H * D, rows, D, 1);
+                    memset(dq, 0, TQ * Dp * sizeof *dq);
+                    memset(drow, 0, TQ * Cp * sizeof *drow);
+                    memset(weight, 0, TQ * Cp * sizeof *weight);
+                    if (pos->rel_k) product(row, Cp, qt, 1, TQ, rkt, Cp, rows, Cp, D, 0);
+                    if (pos->rel_v) product(vrow, Cp, dot_, 1, TQ, rvt, Cp, rows, Cp, D, 0);
+                    float delta[TQ];
+                    for (size_t r = 0; r < rows; r++) delta[r] = dot(doh + r * H * D, oh + r * H * D, D);
+
+                    for (int j0 = 0; j0 <= last; j0 += TK) {
+                        const size_t cols = visible(last, j0, VL);
+                        product(prob, TK, qt, 1, TQ, kt + j0, Sp, rows, cols, D, 0);
+                        product(ds, TK, dot_, 1, TQ, vt + j0, Sp, rows, cols, D, 0);
+                        for (size_t r = 0; r < rows; r++) {
+                            const int i = t0 + (int)r, seen = i + 1 - j0 < TK ? i + 1 - j0 : TK;
+                            const size_t n = seen > 0 ? round_up((size_t)seen, VL) : 0;
+                            const float minus_lse = -lse[(t + r) * H + (size_t)h];
+                            float *pr = prob + r * TK, *dr = ds + r * TK;
+                            if (pos->bias && n) {
+                                const float *add = addends(gathered, (RowBias){pos_bias(pos, h, pos->len - 1), 1, pos->len - 1},
+                                                           positions, i, j0, a->S);
+                                for (size_t j = 0; j < n; j += VL) store(pr + j, load(pr + j) + load(add + j));
+                            }
+                            if (pos->rel_k && n) {
+                                const float *add = addends(gathered, (RowBias){row + r * Cp, 0, pos->clip}, positions, i, j0, a->S);
+                                for (size_t j = 0; j < n; j += VL) store(pr + j, load(pr + j) + load(add + j));
+                            }
+                            if (pos->rel_v && n) {
+                                const float *add = addends(gathered, (RowBias){vrow + r * Cp, 0, pos->clip}, positions, i, j0, a->S);
+                                for (size_t j = 0; j < n; j += VL) store(dr + j, load(dr + j) + load(add + j));
+                            }
+                            for (size_t j = n ? (size_t)seen : 0; j < n; j++) pr[j] = -INFINITY, dr[j] = 0;
+                            for (size_t j = 0; j < n; j += VL) {
+                                const vec e = vexp(load(pr + j) + minus_lse);
+                                store(pr + j, e);
+                                store(dr + j, e * (load(dr + j) - delta[r]));
+                            }
+                            for (size_t j = n; j < TK; j += VL) store(pr + j, splat(0)), store(dr + j, splat(0));
+                            if (!n) continue;
+                            if (bias_part) add_by_distance(dbias, 1, pos->len - 1, dr, positions, i, j0, seen);
+                            if (pos->rel_k) add_by_distance(drow + r * Cp, 0, pos->clip, dr, positions, i, j0, seen);
+                            if (pos->rel_v) add_by_distance(weight + r * Cp, 0, pos->clip, pr, positions, i, j0, seen);
+                        }
+                        const size_t keys = visible(last, j0, 1);
+                        product(dv + (size_t)j0 * Dp, Dp, prob, 1, TK, dop, Dp, keys, Dp, rows, 1);    // += p^T do
+                        product(dk + (size_t)j0 * Dp, Dp, ds, 1, TK, qp, Dp, keys, Dp, rows, 1);       // += ds^T q / sqrt(D)
+                        product(dq, Dp, ds, TK, 1, kp + (size_t)j0 * Dp, Dp, rows, Dp, keys, 1);       // += ds k
+                    }
+                    if (pos->rel_k) {
+                        product(dq, Dp, drow, Cp, 1, rk, Dp, rows, Dp, (size_t)pos->clip + 1, 1);
+                        product(drel_k, Dp, drow, 1, Cp, qp, Dp, Cm, Dp, rows, 1);
+                    }
+                    if (pos->rel_v) product(drel_v, Dp, weight, 1, Cp, dop, Dp, Cm, Dp, rows, 1);
+                    for (size_t r = 0; r < rows; r++)
+                        for (size_t d = 0; d < D; d++) dqkv[(t + r) * width + head + d] = scale * dq[r * Dp + d];
+                }
+            }
+            for (size_t j = 0; j < T; j++)
+                for (size_t d = 0; d < D; d++) {
+                    dqkv[base + j * width + k_at + lane + d] = dk[j * Dp + d];
+                    dqkv[base + j * width + v_at + lane + d] = dv[j * Dp + d];
+                }
+        }
+
+    for (int b = 0; b < a->B; b++)
+        for (size_t h = 0; h < H; h++) {
+            const size_t task = (size_t)b * H + h;
+            if (bias_part) axpy(dpos->bias + h * bias_part, 1, bias_parts + task * bias_part, bias_part);
+            for (size_t c = 0; c < (Cm ? (size_t)pos->clip + 1 : 0); c++) {
+                if (dpos->rel_k) axpy(dpos->rel_k + c * D, 1, rel_k_parts + task * rel_part + c * Dp, D);
+                if (dpos->rel_v) axpy(dpos->rel_v + c * D, 1, rel_v_parts + task * rel_part + c * Dp, D);
+            }
+        }
+}
+
+/* One query against a cache of S keys: generation. Reads k and v once. scores is (H, S). */
+static void attention_step(float *out, float *scores, const float *q, const float *k, const float *v, const Attention *a)
+{
+    const PosTables *pos = a->pos;
+    const size_t D = (size_t)a->D, S = (size_t)a->S;
+    const int i = a->S - 1;
+    const float scale = 1 / sqrtf((float)a->D);
+    #pragma omp parallel for schedule(static) if (S * D * (size_t)a->H > MIN_PARALLEL)
+    for (int h = 0; h < a->H; h++) {
+        const size_t lane = (size_t)(h / (a->H / a->G)) * D;
+        const float *qh = q + (size_t)h * D;
+        float *s = scores + (size_t)h * S, *o = memset(out + (size_t)h * D, 0, D * sizeof *o), sum = 0;
+        for (size_t j = 0; j < S; j++) s[j] = scale * dot(qh, k + j * a->kv_stride + lane, D);
+        for (int j = 0; pos->bias && j < a->S; j++) s[j] += *pos_bias(pos, h, i - j);
+        if (pos->rel_k)
+            for (int c = 0; c <= pos->clip && c <= i; c++) {
+                const float add = scale * dot(qh, pos->rel_k + (size_t)c * D, D);
+                if (c < pos->clip) s[i - c] += add;
+                else for (int j = 0; j <= i - c; j++) s[j] += add;
+            }
+        const float m = row_max(s, S);
+        for (size_t j = 0; j < S; j++) sum += s[j] = expf(s[j] - m);
+        for (size_t j = 0; j < S; j++) axpy(o, s[j], v + j * a->kv_stride + lane, D);
+        for (int j = 0; pos->rel_v && j < a->S; j++)
+            axpy(o, s[j], pos->rel_v + (size_t)(i - j < pos->clip ? i - j : pos->clip) * D, D);
+        for (size_t d = 0; d < D; d++) o[d] /= sum;
+    }
+}
+
+/* ---- The model ------------------------------------------------------------------------------------------- */
+
+float *pos_alloc(PosTables *t, size_t floats)
+{
+    float **slot = t->owned[0] ? &t->owned[1] : &t->owned[0];
+    return *slot = xmalloc(floats * sizeof(float));
+}
+
+const char *config_check(Config *c)
+{
+    static char why[200];
+    const struct { const char *name; int value; } sizes[] = {
+        { "dim", c->dim }, { "layers", c->n_layers }, { "heads", c->n_heads }, { "vocabulary", c->vocab_size },
+        { "context", c->seq_len } };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (sizes[i].value < 1 || sizes[i].value > 1 << 24) {
+            snprintf(why, sizeof why, "%s %d is not between 1 and %d", sizes[i].name, sizes[i].value, 1 << 24);
+            return why;
+        }
+    if (!c->n_kv_heads) c->n_kv_heads = c->n_heads;
+    if (!c->hidden_dim) c->hidden_dim = (int)round_up((size_t)c->dim * 8 / 3, 32);    // Llama's 8/3 keeps 4 dim's cost
+    if (c->hidden_dim < 1 || c->hidden_dim > 1 << 24) return "the hidden size is out of range";
+    if (c->dim % c->n_heads) {
+        snprintf(why, sizeof why, "dim %d is not a multiple of heads %d", c->dim, c->n_heads);
+        return why;
+    }
+    if (c->n_kv_heads < 1 || c->n_heads % c->n_kv_heads) {
+        snprintf(why, sizeof why, "heads %d is not a multiple of kv-heads %d", c->n_heads, c->n_kv_heads);
+        return why;
+    }
+    const double D = (double)c->dim, floats = (double)c->vocab_size * D * (1 + !!c->untied)
+        + (double)c->n_layers * D * (4 * D + 3 * (double)c->hidden_dim);
+    if (floats > 1e12) return "a model of this shape has more than 10^12 parameters";
+    why[0] = 0;
+    if (c->pos->configure) c->pos->configure(c, why, sizeof why);
+    return why[0] ? why : NULL;
+}
+
+/* The layout of an arena is written down here and nowhere else. It is also the order of the tensors in model.bin. */
+static float *take(Params *p, enum TensorKind kind, int layer, const char *name, size_t count)
+{
+    if (p->tensors) {
+        Tensor *t = &p->tensors[p->n_tensors];
+        *t = (Tensor){ .kind = kind, .offset = p->count, .count = count };
+        if (layer < 0) snprintf(t->name, sizeof t->name, "%s", name);
+        else snprintf(t->name, sizeof t->name, "layers.%d.%s", layer, name);
+    }
+    p->n_tensors++;
+    float *at = p->data ? p->data + p->count : NULL;
+    p->count += count;
+    return at;
+}
+
+static void params_layout(Params *p, const Config *c)
+{
+    const size_t dim = (size_t)c->dim, kv_dim = dim / (size_t)c->n_heads * (size_t)c->n_kv_heads;
+    const size_t hidden = (size_t)c->hidden_dim, V = (size_t)c->vocab_size;
+    const size_t shared = c->pos->shared_params ? c->pos->shared_params(c) : 0;
+    const size_t per_layer = c->pos->layer_params ? c->pos->layer_params(c) : 0;
+    Layer unused, *l;
+    p->count = 0;
+    p->n_tensors = 0;
+    p->token_embedding = take(p, EMBEDDING, -1, "token_embedding", V * dim);
+    for (int i = 0; i < c->n_layers; i++) {
+        l = p->layers ? &p->layers[i] : &unused;
+        l->rms_att = take(p, GAIN, i, "rms_att", dim);
+        l->wq = take(p, MATRIX, i, "wq", dim * dim);
+        l->wk = take(p, MATRIX, i, "wk", kv_dim * dim);
+        l->wv = take(p, MATRIX, i, "wv", kv_dim * dim);
+        l->wo = take(p, RESIDUAL, i, "wo", dim * dim);
+        l->rms_ffn = take(p, GAIN, i, "rms_ffn", dim);
+        l->w1 = take(p, MATRIX, i, "w1", hidden * dim);
+        l->w3 = take(p, MATRIX, i, "w3", hidden * dim);
+        l->w2 = take(p, RESIDUAL, i, "w2", dim * hidden);
+        l->pos = per_layer ? take(p, POSITION, i, "pos", per_layer) : NULL;
+    }
+    p->rms_final = take(p, GAIN, -1, "rms_final", dim);
+    p->wcls = c->untied ? take(p, EMBEDDING, -1, "wcls", V * dim) : p->token_embedding;
+    p->pos = shared ? take(p, POSITION, -1, "pos", shared) : NULL;
+}
+
+size_t config_params(const Config *c)
+{
+    Params p = {0};
+    params_layout(&p, c);
+    return p.count;
+}
+
+/* Points an arena into data, or into memory of its own when data is NULL. */
+static void params_create(Params *p, const Config *c, float *data)
+{
+    *p = (Params){0};
+    params_layout(p, c);
+    p->data = data ? data : xmalloc(p->count * sizeof *data);
+    p->layers = xmalloc((size_t)c->n_layers * sizeof *p->layers);
+    p->tensors = xmalloc((size_t)p->n_tensors * sizeof *p->tensors);
+    params_layout(p, c);
+}
+
+static void tables_create(PosTables *t, const Config *c, float *shared, int len)
+{
+    *t = (PosTables){ .len = len, .embed_scale = 1 };
+    if (c->pos->build) c->pos->build(t, shared, c);
+}
+
+static void model_place(Model *m, const Config *c, int max_len, float *data)    // data NULL: own memory
+{
+    m->config = *c;
+    params_create(&m->params, c, data);
+    tables_create(&m->pos, c, m->params.pos, max_len);
+}
+
+void model_create(Model *m, const Config *c, int max_len)
+{
+    *m = (Model){0};
+    model_place(m, c, max_len, NULL);
+}
+
+void model_init(Model *m, uint64_t seed)
+{
+    const Params *p = &m->params;
+    for (int i = 0; i < p->n_tensors; i++) {
+        const Tensor *t = &p->tensors[i];
+        float std = 0.02f, *w = p->data + t->offset;
+        if (t->kind == RESIDUAL) std /= sqrtf(2 * (float)m->config.n_layers);
+        if (t->kind == POSITION) std = m->config.pos->init_std;
+        uint64_t purpose = RNG_INIT;    // from the name: a tensor starts the same whatever encoding stands beside it
+        for (const char *s = t->name; *s; s++) purpose = mix(purpose ^ (uint64_t)*s);
+        #pragma omp parallel for schedule(static)
+        for (long k = 0; k < (long)t->count; k++)
+            w[k] = t->kind == GAIN ? 1 : std > 0 ? std * rng_normal(seed, purpose, (uint64_t)k) : 0;
+    }
+}
+
+void model_train_begin(Model *m)
+{
+    params_create(&m->grads, &m->config, NULL);
+    if (!m->m) {
+        m->m = xmalloc(m->params.count * sizeof(float));
+        m->v = xmalloc(m->params.count * sizeof(float));
+    }
+    if (m->params.pos) tables_create(&m->dpos, &m->config, m->grads.pos, m->pos.len);
+}
+
+/* What a forward leaves for the backward, of every layer (or of one, when there will be none), and scratch. */
+struct Activations {
+    size_t rows;                  // B * T it has room for
+    int training;
+    float *block;
+    size_t x_layer, qkv_layer, lse_layer, ab_layer;    // floats from one layer to the next, 0 without training
+    float *x;                     // (layers+1, rows, dim) input of each layer, and of the last norm
+    float *qkv;                   // (layers, rows, dim + 2 kv_dim) turned
+    float *att, *lse;             // (layers, rows, dim) (layers, rows, H) output of attention
+    float *mid;                   // (layers, rows, dim) input of the second norm
+    float *ab;                    // (layers, rows, 2 hidden) w1 x and w3 x
+    float *norm, *hidden;         // (rows, dim) (rows, hidden)
+    float *dx, *dnorm, *dqkv, *dab, *dhidden;
+    float *logits, *losses;       // (HEAD_ROWS, V) (rows)
+};
+
+enum { HEAD_ROWS = 256 };         // rows whose logits exist at the same time
+
+static size_t activations_layout(Activations *a, const Config *c, float *base)
+{
+    const size_t n = a->rows, dim = (size_t)c->dim, kv_dim = dim / (size_t)c->n_heads * (size_t)c->n_kv_heads;
+    const size_t hidden = (size_t)c->hidden_dim, L = a->training ? (size_t)c->n_layers : 1;
+    float *at = base;
+    a->x_layer = a->training ? n * dim : 0;
+    a->qkv_layer = a->training ? n * (dim + 2 * kv_dim) : 0;
+    a->lse_layer = a->training ? n * (size_t)c->n_heads : 0;
+    a->ab_layer = a->training ? n * 2 * hidden : 0;
+    a->x = cut(&at, (L + 1) * n * dim);
+    a->qkv = cut(&at, L * n * (dim + 2 * kv_dim));
+    a->att = cut(&at, L * n * dim);
+    a->lse = cut(&at, L * n * (size_t)c->n_heads);
+    a->mid = cut(&at, L * n * dim);
+    a->ab = cut(&at, L * n * 2 * hidden);
+    a->norm = cut(&at, n * dim);
+    a->hidden = cut(&at, n * hidden);
+    a->logits = cut(&at, min_size(n, HEAD_ROWS) * (size_t)c->vocab_size);
+    a->losses = cut(&at, n);
+    if (a->training) {
+        a->dx = cut(&at, n * dim);
+        a->dnorm = cut(&at, n * dim);
+        a->dqkv = cut(&at, n * (dim + 2 * kv_dim));
+        a->dab = cut(&at, n * 2 * hidden);
+        a->dhidden = cut(&at, n * hidden);
+    }
+    return (size_t)((uintptr_t)at - (uintptr_t)base) / sizeof(float);
+}
+
+static void activations_free(Activations *a)
+{
+    if (a) free(a->block);
+    free(a);
+}
+
+/* Room for `rows` tokens; keeps what is there when it is enough. */
+static Activations *activations_for(Model *m, size_t rows, int training)
+{
+    Activations *a = m->acts;
+    if (a && a->rows >= rows && a->training >= training) return a;
+    Activations need = { .rows = rows, .training = training };
+    if (a && a->rows > rows) need.rows = a->rows;
+    if (a && a->training) need.training = 1;
+    activations_free(a);
+    const size_t floats = activations_layout(&need, &m->config, NULL);
+    a = m->acts = xmalloc(sizeof *a);
+    *a = need;
+    a->block = xmalloc(floats * sizeof(float));
+    activations_layout(a, &m->config, a->block);
+    return a;
+}
+
+/* A batch is worked off in pieces of whole sequences, about this many tokens: enough for the matrix products, few enough
+   for the caches and for the memory of a laptop. */
+enum { PIECE_TOKENS = 1024 };
+static int piece_sequences(int B, int T)
+{
+    const int pieces = (int)div_up((size_t)B * (size_t)T, PIECE_TOKENS), most = pieces < B ? pieces : B;
+    return (int)div_up((size_t)B, (size_t)most);
+}
+
+size_t model_scratch_floats(const Config *c, int B, int T)
+{
+    Activations a = { .rows = (size_t)piece_sequences(B, T) * (size_t)T, .training = 1 };
+    return activations_layout(&a, c, NULL);
+}
+
+void model_free(Model *m)
+{
+    Params *arenas[] = { &m->params, &m->grads };
+    for (int i = 0; i < 2; i++) {
+        if (i || !m->map) free(arenas[i]->data);
+        free(arenas[i]->layers);
+        free(arenas[i]->tensors);
+    }
+    free(m->m), free(m->v);
+    for (int i = 0; i < 2; i++) free(m->pos.owned[i]), free(m->dpos.owned[i]);
+    activations_free(m->acts);
+    tokenizer_free(&m->tokenizer);
+    if (m->map) munmap(m->map, m->map_size);
+    *m = (Model){0};
+}
+
+static Attention attention_of(const Model *m, const int *positions, int B, int T, int start)
+{
+    const Config *c = &m->config;
+    const int D = c->dim / c->n_heads;
+    const size_t width = (size_t)(c->n_heads + 2 * c->n_kv_heads) * (size_t)D;
+    return (Attention){ .B = B, .T = T, .S = start + T, .start = start, .H = c->n_heads, .G = c->n_kv_heads, .D = D,
+                        .q_stride = width, .kv_stride = width, .pos = &m->pos, .positions = positions };
+}
+
+/* The whole network up to the last norm, whose output is left in acts->norm. With a cache the tokens (B = 1) are appended to it. */
+static void model_forward(Model *m, Cache *kv, const int *tokens, const int *positions, int B, int T)
+{
+    const Config *c = &m->config;
+    const Params *p = &m->params;
+    Activations *a = m->acts;
+    const int start = kv ? kv->used : 0;
+    const size_t rows = (size_t)B * (size_t)T, dim = (size_t)c->dim, hidden = (size_t)c->hidden_dim;
+    Attention shape = attention_of(m, positions, B, T, start);
+    const size_t width = shape.q_stride, kv_dim = (width - dim) / 2;
+
+    embedding_forward(a->x, p->token_embedding, &m->pos, tokens, positions, start, T, rows, dim);
+    for (int i = 0; i < c->n_layers; i++) {
+        const Layer *l = &p->layers[i];
+        float *x = a->x + (size_t)i * a->x_layer, *next = x + a->x_layer, *mid = a->mid + (size_t)i * a->x_layer;
+        float *qkv = a->qkv + (size_t)i * a->qkv_layer, *att = a->att + (size_t)i * a->x_layer;
+        float *ab = a->ab + (size_t)i * a->ab_layer;
+        if (c->pos->layer) c->pos->layer(&m->pos, l->pos, c);
+
+        rmsnorm_forward(a->norm, x, l->rms_att, rows, dim);
+        linear_forward(qkv, a->norm, l->wq, rows, dim, width, 0);
+        rotate(qkv, &m->pos, c, positions, start, T, rows, 1);
+        if (!kv) {
+            attention_forward(att, dim, a->lse + (size_t)i * a->lse_layer, qkv, qkv + dim, qkv + dim + kv_dim, &shape);
+        } else {
+            float *keys = kv->k + (size_t)i * (size_t)kv->len * kv_dim, *values = kv->v + (size_t)i * (size_t)kv->len * kv_dim;
+            for (size_t t = 0; t < rows; t++) {
+                memcpy(keys + ((size_t)start + t) * kv_dim, qkv + t * width + dim, kv_dim * sizeof *keys);
+                memcpy(values + ((size_t)start + t) * kv_dim, qkv + t * width + dim + kv_dim, kv_dim * sizeof *values);
+            }
+            shape.kv_stride = kv_dim;
+            if (T == 1) attention_step(att, workspace((size_t)c->n_heads * (size_t)shape.S), qkv, keys, values, &shape);
+            else attention_forward(att, dim, NULL, qkv, keys, values, &shape);
+        }
+        memcpy(mid, x, rows * dim * sizeof *mid);
+        linear_forward(mid, att, l->wo, rows, dim, dim, 1);
+
+        rmsnorm_forward(a->norm, mid, l->rms_ffn, rows, dim);
+        linear_forward(ab, a->norm, l->w1, rows, dim, 2 * hidden, 0);
+        swiglu_forward(a->hidden, ab, rows, hidden);
+        memcpy(next, mid, rows * dim * sizeof *next);
+        linear_forward(next, a->hidden, l->w2, rows, hidden, dim, 1);
+    }
+    rmsnorm_forward(a->norm, a->x + (size_t)c->n_layers * a->x_layer, p->rms_final, rows, dim);
+}
+
+/* Loss of every row into acts->losses; when scale is not 0 also dnorm, and the gradient of the output matrix. */
+static void head(Model *m, const int *targets, size_t rows, float scale)
+{
+    const size_t dim = (size_t)m->config.dim, V = (size_t)m->config.vocab_size;
+    Activations *a = m->acts;
+    for (size_t r0 = 0; r0 < rows; r0 += HEAD_ROWS) {
+        const size_t n = min_size(HEAD_ROWS, rows - r0);
+        const float *x = a->norm + r0 * dim;
+        linear_forward(a->logits, x, m->params.wcls, n, dim, V, 0);
+        #pragma omp parallel for schedule(static) if (n * V > MIN_PARALLEL)
+        for (long r = 0; r < (long)n; r++)
+            a->losses[r0 + (size_t)r] = cross_entropy(a->logits + (size_t)r * V, V, targets[r0 + (size_t)r], scale);
+        if (scale != 0) linear_backward(a->dnorm + r0 * dim, m->grads.wcls, a->logits, x, m->params.wcls, n, dim, V, 0);
+    }
+}
+
+/* From acts->dnorm down to the embedding, in the reverse order of model_forward. What is cheap is computed again, not kept. */
+static void layers_backward(Model *m, const int *tokens, const int *positions, int B, int T)
+{
+    const Config *c = &m->config;
+    const Params *p = &m->params, *g = &m->grads;
+    Activations *a = m->acts;
+    const size_t rows = (size_t)B * (size_t)T, dim = (size_t)c->dim, hidden = (size_t)c->hidden_dim;
+    const Attention shape = attention_of(m, positions, B, T, 0);
+    const size_t width = shape.q_stride;
+
+    memset(a->dx, 0, rows * dim * sizeof *a->dx);
+    rmsnorm_backward(a->dx, g->rms_final, a->dnorm, a->x + (size_t)c->n_layers * a->x_layer, p->rms_final, rows, dim);
+    for (int i = c->n_layers - 1; i >= 0; i--) {
+        const Layer *l = &p->layers[i], *d = &g->layers[i];
+        const float *x = a->x + (size_t)i * a->x_layer, *mid = a->mid + (size_t)i * a->x_layer;
+        const float *qkv = a->qkv + (size_t)i * a->qkv_layer, *att = a->att + (size_t)i * a->x_layer;
+        const float *ab = a->ab + (size_t)i * a->ab_layer;
+        if (c->pos->layer) {
+            c->pos->layer(&m->pos, l->pos, c);
+            c->pos->layer(&m->dpos, d->pos, c);
+        }
+
+        swiglu_forward(a->hidden, ab, rows, hidden);
+        linear_backward(a->dhidden, d->w2, a->dx, a->hidden, l->w2, rows, hidden, dim, 0);
+        swiglu_backward(a->dab, a->dhidden, ab, rows, hidden);
+        rmsnorm_forward(a->norm, mid, l->rms_ffn, rows, dim);
+        linear_backward(a->dnorm, d->w1, a->dab, a->norm, l->w1, rows, dim, 2 * hidden, 0);
+        rmsnorm_backward(a->dx, d->rms_ffn, a->dnorm, mid, l->rms_ffn, rows, dim);
+
+        linear_backward(a->dnorm, d->wo, a->dx, att, l->wo, rows, dim, dim, 0);
+        attention_backward(a->dqkv, &m->dpos, a->dnorm, qkv, att, a->lse + (size_t)i * a->lse_layer, &shape);
+        rotate(a->dqkv, &m->pos, c, positions, 0, T, rows, -1);
+        rmsnorm_forward(a->norm, x, l->rms_att, rows, dim);
+        linear_backward(a->dnorm, d->wq, a->dqkv, a->norm, l->wq, rows, dim, width, 0);
+        rmsnorm_backward(a->dx, d->rms_att, a->dnorm, x, l->rms_att, rows, dim);
+    }
+    embedding_backward(g->token_embedding, &m->dpos, a->dx, tokens, positions, T, rows, dim);
+}
+
+/* Runs the batch piece by piece, with a backward when weight is not 0; returns the mean loss. */
+static double run_batch(Model *m, float *losses, const int *tokens, const int *targets, const int *positions, int B, int T,
+                        float weight)
+{
+    const Config *c = &m->config;
+    const int step = piece_sequences(B, T);
+    const size_t all = (size_t)B * (size_t)T;
+    double sum = 0;
+    Activations *a = activations_for(m, (size_t)step * (size_t)T, weight != 0);
+    if (c->pos->forward) c->pos->forward(&m->pos, m->params.pos, c);
+    if (weight != 0 && m->dpos.bias)
+        memset(m->dpos.bias, 0, (size_t)c->n_heads * pos_bias_stride(&m->dpos) * sizeof(float));
+    for (int b = 0; b < B; b += step) {
+        const int n = B - b < step ? B - b : step;
+        const size_t at = (size_t)b * (size_t)T, rows = (size_t)n * (size_t)T;
+        const int *piece_positions = positions ? positions + at : NULL;
+        model_forward(m, NULL, tokens + at, piece_positions, n, T);
+        head(m, targets + at, rows, weight / (float)all);
+        for (size_t r = 0; r < rows; r++) sum += a->losses[r];
+        if (losses) memcpy(losses + at, a->losses, rows * sizeof *losses);
+        if (weight != 0) layers_backward(m, tokens + at, piece_positions, n, T);
+    }
+    if (weight != 0 && c->pos->backward) c->pos->backward(m->grads.pos, &m->dpos, c);
+    return sum / (double)all;
+}
+
+double model_loss(Model *m, float *losses, const int *tokens, const int *targets, const int *positions, int B, int T)
+{
+    return run_batch(m, losses, tokens, targets, positions, B, T, 0);
+}
+
+double model_backward(Model *m, const int *tokens, const int *targets, const int *positions, int B, int T, float weight)
+{
+    return run_batch(m, NULL, tokens, targets, positions, B, T, weight);
+}
+
+void model_logits(Model *m, float *logits, const int *tokens, const int *positions, int B, int T)
+{
+    const Config *c = &m->config;
+    const size_t rows = (size_t)B * (size_t)T;
+    Activations *a = activations_for(m, rows, 0);
+    if (c->pos->forward) c->pos->forward(&m->pos, m->params.pos, c);
+    model_forward(m, NULL, tokens, positions, B, T);
+    linear_forward(logits, a->norm, m->params.wcls, rows, (size_t)c->dim, (size_t)c->vocab_size, 0);
+}
+
+/* ---- AdamW ----------------------------------------------------------------------------------------------- */
+
+double model_update(Model *m, int64_t step, const AdamW *o, float lr)
+{
+    const Params *p = &m->params;
+    float *g = m->grads.data;
+    double squares[PIECES], sum = 0;
+    #pragma omp parallel for schedule(static)
+    for (int piece = 0; piece < PIECES; piece++) {
+        const size_t end = piece_start(p->count, piece + 1);
+        double s = 0;
+        for (size_t i = piece_start(p->count, piece); i < end; i += 4096) {    // fp32 only within a block
+            const size_t n = min_size(4096, end - i);
+            s += (double)dot(g + i, g + i, n);
+        }
+        squares[piece] = s;
+    }
+    for (int piece = 0; piece < PIECES; piece++) sum += squares[piece];
+    const double norm = sqrt(sum);
+    const float scale = o->clip > 0 && norm > (double)o->clip ? o->clip / (float)norm : 1;
+    const float correct1 = 1 / (float)(1 - pow((double)o->beta1, (double)step));
+    const float correct2 = 1 / (float)(1 - pow((double)o->beta2, (double)step));
+    for (int k = 0; isfinite(norm) && k < p->n_tensors; k++) {
+        const Tensor *t = &p->tensors[k];
+        const float decay = t->kind == GAIN || t->kind == POSITION ? 0 : o->weight_decay;
+        float *restrict w = p->data + t->offset, *restrict dw = g + t->offset;
+        float *restrict m1 = m->m + t->offset, *restrict m2 = m->v + t->offset;
+        #pragma omp parallel for schedule(static) if (t->count > MIN_PARALLEL)
+        for (long i = 0; i < (long)t->count; i++) {
+            const float d = dw[i] * scale;
+            m1[i] = o->beta1 * m1[i] + (1 - o->beta1) * d;
+            m2[i] = o->beta2 * m2[i] + (1 - o->beta2) * d * d;
+            w[i] -= lr * (m1[i] * correct1 / (sqrtf(m2[i] * correct2) + o->eps) + decay * w[i]);
+        }
+    }
+    memset(g, 0, p->count * sizeof *g);
+    return norm;
+}
+
+/* ---- Generation and sampling ----------------------------------------------------------------------------- */
+
+void cache_create(Cache *kv, const Model *m, int len)
+{
+    const Config *c = &m->config;
+    const size_t floats = (size_t)c->n_layers * (size_t)len * (size_t)(c->dim / c->n_heads * c->n_kv_heads);
+    *kv = (Cache){ .len = len, .k = xmalloc(floats * sizeof(float)), .v = xmalloc(floats * sizeof(float)),
+                   .logits = xmalloc((size_t)c->vocab_size * sizeof(float)) };
+}
+
+void cache_free(Cache *kv)
+{
+    free(kv->k), free(kv->v), free(kv->logits);
+    *kv = (Cache){0};
+}
+
+const float *model_decode(Model *m, Cache *kv, const int *tokens, int n)
+{
+    const Config *c = &m->config;
+    const size_t dim = (size_t)c->dim;
+    Activations *a = activations_for(m, (size_t)n, 0);
+    if (!kv->used && c->pos->forward) c->pos->forward(&m->pos, m->params.pos, c);
+    model_forward(m, kv, tokens, NULL, 1, n);
+    kv->used += n;
+    matvec(kv->logits, a->norm + (size_t)(n - 1) * dim, m->params.wcls, dim, (size_t)c->vocab_size, 0);
+    return kv->logits;
+}
+
+typedef struct { float logit; int id; } Candidate;
+
+static int better(Candidate a, Candidate b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
+
+static void sift_down(Candidate *heap, size_t n, size_t i)
+{
+    for (size_t child; (child = 2 * i + 1) < n; i = child) {
+        if (child + 1 < n && better(heap[child + 1], heap[child])) child++;
+        if (better(heap[i], heap[child])) return;
+        const Candidate swap = heap[i];
+        heap[i] = heap[child];
+        heap[child] = swap;
+    }
+}
+
+int sample(const float *logits, int V, float temperature, int top_k, float top_p, double u)
+{
+    int best = 0;
+    for (int i = 0; i < V; i++) {
+        if (!isfinite(logits[i])) return -1;
+        if (logits[i] > logits[best]) best = i;
+    }
+    if (temperature == 0 || top_k == 1) return best;
+
+    // p_i = e^((x_i - x_best) / temperature) / sum, in double: any temperature above 0 is defined
+    double sum = 0;
+    if (!(top_k > 0 && top_k < V) && top_p >= 1) {    // no filter, no order needed
+        for (int i = 0; i < V; i++) sum += exp((double)(logits[i] - logits[best]) / (double)temperature);
+        double left = u * sum;
+        for (int i = 0; i < V; i++) {
+            left -= exp((double)(logits[i] - logits[best]) / (double)temperature);
+            if (left < 0) return i;
+        }
+        return best;
+    }
+    // A heap gives the best candidates one by one, so the cost is V plus what is kept, not a sort of V.
+    static Candidate *heap;
+    static int room;
+    if (V > room) {
+        free(heap);
+        heap = xmalloc((size_t)V * sizeof *heap);
+        room = V;
+    }
+    for (int i = 0; i < V; i++) heap[i] = (Candidate){ logits[i], i };
+    for (size_t i = (size_t)V / 2; i-- > 0;) sift_down(heap, (size_t)V, i);
+    // top-k first, then top-p (nucleus, Holtzman et al. 2020) of what is left, as usual: the smallest set of at least p
+    const int k = top_k > 0 && top_k < V ? top_k : V;
+    double total = 0;
+    if (k == V) for (int i = 0; i < V; i++) total += exp((double)(logits[i] - logits[best]) / (double)temperature);
+    else total = INFINITY;
+    size_t n = (size_t)V, kept = 0;
+    while (n && kept < (size_t)k && !(top_p < 1 && sum >= (double)top_p * total)) {
+        const Candidate top = heap[0];
+        heap[0] = heap[--n];
+        sift_down(heap, n, 0);
+        heap[n] = top;    // the kept ones lie behind the heap, best last
+        sum += exp((double)(top.logit - logits[best]) / (double)temperature);
+        kept++;
+    }
+    if (k < V && top_p < 1) {    // only now the total of the k is known
+        total = sum;
+        sum = 0;
+        size_t nucleus = 0;
+        while (nucleus < kept && !(nucleus && sum >= (double)top_p * total))
+            sum += exp((double)(heap[(size_t)V - ++nucleus].logit - logits[best]) / (double)temperature);
+        kept = nucleus;
+    }
+    double left = u * sum;
+    for (size_t i = 1; i <= kept; i++) {
+        const Candidate x = heap[(size_t)V - i];
+        left -= exp((double)(x.logit - logits[best]) / (double)temperature);
+        if (left < 0) return x.id;
+    }
+    return best;
+}
+
+/* ---- Tokenizer -------------------------------------------------------------------------------------------
+   tokenizer.bin, little endian:
+       offset  size  meaning
+       0       4     length of the longest entry, int32
+       then for every entry, up to the end of the file:
+       0       4     score, float32: the higher, the earlier its two parts are merged
+       4       4     length in bytes, int32
+       8       ...   the bytes; <0x41> stands for the single byte 0x41
+   Entry 0 stands for what is unknown, 1 begins and 2 ends a text. */
+
+static uint64_t hash_piece(const char *s, size_t n)
+{
+    uint64_t h = n, word;
+    for (; n >= 8; n -= 8, s += 8) {
+        memcpy(&word, s, 8);
+        h = (h ^ word) * 0x9e3779b97f4a7c15u;
+        h ^= h >> 32;
+    }
+    word = 0;
+    memcpy(&word, s, n);
+    return mix(h ^ word);
+}
+
+static int piece_find(const Tokenizer *t, const char *s, size_t n)    // -1: no such piece
+{
+    for (size_t slot = hash_piece(s, n);; slot++) {
+        const int id = t->slots[slot & (t->n_slots - 1)];
+        if (id < 0 || ((size_t)t->length[id] == n && !memcmp(t->piece[id], s, n))) return id;
+    }
+}
+
+/* The byte that a piece such as <0x41> stands for, or -1. */
+static int piece_byte(const char *s, int n)
+{
+    int value = 0;
+    if (n != 6 || memcmp(s, "<0x", 3) || s[5] != '>') return -1;
+    for (int i = 3; i < 5; i++) {
+        const char *digits = "0123456789ABCDEF", *d = memchr(digits, s[i], 16);
+        if (!d) return -1;
+        value = value * 16 + (int)(d - digits);
+    }
+    return value;
+}
+
+void tokenizer_bytes(Tokenizer *t) { *t = (Tokenizer){ .size = 256, .bytes = 1 }; }
+
+static void tokenizer_parse(Tokenizer *t, char *file, size_t size, const char *path)    // takes `file`
+{
+    *t = (Tokenizer){ .file = file, .file_size = size };
+    if (size < 4) die(1, "%s: not a tokenizer: %zu bytes", path, size);
+    for (int pass = 0; pass < 2; pass++) {    // count, then fill
+        int n = 0;
+        for (size_t at = 4; at < size; n++) {
+            int32_t length;
+            if (size - at < 8) die(1, "%s: not a tokenizer: entry %d is cut off at byte %zu", path, n, at);
+            memcpy(&length, file + at + 4, 4);
+            if (length < 0 || (size_t)length > size - at - 8)
+                die(1, "%s: not a tokenizer: entry %d at byte %zu has length %d, %zu bytes are left", path, n, at, length, size - at - 8);
+            if (pass) {
+                memcpy(&t->score[n], file + at, 4);
+                t->piece[n] = file + at + 8;
+                t->length[n] = length;
+            }
+            at += 8 + (size_t)length;
+        }
+        if (!n || n > 1 << 24) die(1, "%s: not a tokenizer: %d entries", path, n);
+        if (pass) break;
+        t->size = n;
+        t->piece = xmalloc((size_t)n * sizeof *t->piece);
+        t->length = xmalloc((size_t)n * sizeof *t->length);
+        t->score = xmalloc((size_t)n * sizeof *t->score);
+    }
+    for (t->n_slots = 64; t->n_slots < 2 * (size_t)t->size; t->n_slots *= 2) {}
+    t->slots = xmalloc(t->n_slots * sizeof *t->slots);
+    memset(t->slots, -1, t->n_slots * sizeof *t->slots);
+    memset(t->byte_id, -1, sizeof t->byte_id);
+    for (int id = 0; id < t->size; id++) {
+        const char *s = t->piece[id];
+        const int n = t->length[id], byte = piece_byte(s, n);
+        if (byte >= 0 && t->byte_id[byte] < 0) t->byte_id[byte] = id;
+        for (int i = 0; i + 1 < n; i++) t->joined[(uint8_t)s[i]][(uint8_t)s[i + 1] / 32] |= 1u << ((uint8_t)s[i + 1] % 32);
+        if (piece_find(t, s, (size_t)n) >= 0) continue;    // of equal pieces the first counts
+        size_t slot = hash_piece(s, (size_t)n);
+        while (t->slots[slot & (t->n_slots - 1)] >= 0) slot++;
+        t->slots[slot & (t->n_slots - 1)] = id;
+    }
+}
+
+void tokenizer_load(Tokenizer *t, const char *path)
+{
+    size_t size;
+    char *file = file_read(path, &size);
+    tokenizer_parse(t, file, size, path);
+}
+
+void tokenizer_free(Tokenizer *t)
+{
+    free(t->file), free(t->piece), free(t->length), free(t->score), free(t->slots);
+    *t = (Tokenizer){0};
+}
+
+/* A run of text in which any two neighbours may belong to one piece; each symbol is a node of a doubly linked list. */
+typedef struct { size_t start, length; long prev, next; int id; } Symbol;
+typedef struct { float score; int id; long left; size_t length; } Merge;
+typedef struct {
+    Symbol *symbols; size_t n, room;
+    Merge *heap; size_t n_heap, heap_room;
+} Merger;
+
+static void *grow(void *p, size_t *room, size_t need, size_t item)
+{
+    if (need <= *room) return p;
+    *room = need < 32 ? 64 : need * 2;
+    if (!(p = realloc(p, *room * item))) die(1, "out of memory: %.1f MiB were asked for", (double)(*room * item) / (1 << 20));
+    return p;
+}
+
+static int sooner(const Merge *a, const Merge *b) { return a->score > b->score || (a->score == b->score && a->left < b->left); }
+
+static void merge_push(Merger *g, const Tokenizer *t, const char *text, long left)
+{
+    const Symbol *a = &g->symbols[left], *b = a->next < 0 || left < 0 ? NULL : &g->symbols[a->next];
+    if (!b || a->id < 0 || b->id < 0) return;
+    const int id = piece_find(t, text + a->start, a->length + b->length);
+    if (id < 0) return;
+    g->heap = grow(g->heap, &g->heap_room, g->n_heap + 1, sizeof *g->heap);
+    const Merge m = { t->score[id], id, left, a->length + b->length };
+    size_t i = g->n_heap++;
+    for (size_t up; i && sooner(&m, &g->heap[up = (i - 1) / 2]); i = up) g->heap[i] = g->heap[up];
+    g->heap[i] = m;
+}
+
+static Merge merge_pop(Merger *g)
+{
+    const Merge top = g->heap[0], last = g->heap[--g->n_heap];
+    size_t i = 0;
+    for (size_t child; (child = 2 * i + 1) < g->n_heap; i = child) {
+        if (child + 1 < g->n_heap && sooner(&g->heap[child + 1], &g->heap[child])) child++;
+        if (!sooner(&g->heap[child], &last)) break;
+        g->heap[i] = g->heap[child];
+    }
+    g->heap[i] = last;
+    return top;
+}
+
+/* Merges the symbols of one run: always the pair with the best score, the leftmost of equals. A merge that was found earlier
+   still stands when its left symbol is there and the two neighbours cover the same bytes. */
+static void merge_run(Merger *g, const Tokenizer *t, const char *text)
+{
+    g->n_heap = 0;
+    for (long i = 0; i + 1 < (long)g->n; i++) merge_push(g, t, text, i);
+    while (g->n_heap) {
+        const Merge m = merge_pop(g);
+        Symbol *a = &g->symbols[m.left];
+        if (!a->length || a->next < 0 || a->length + g->symbols[a->next].length != m.length) continue;
+        Symbol *b = &g->symbols[a->next];
+        a->length = m.length;
+        a->id = m.id;
+        a->next = b->next;
+        b->length = 0;
+        if (a->next >= 0) g->symbols[a->next].prev = m.left;
+        if (a->prev >= 0) merge_push(g, t, text, a->prev);
+        merge_push(g, t, text, m.left);
+    }
+}
+
+/* Bytes of the character at s: UTF-8's leading byte and the continuation bytes behind it, four in all at most. */
+static size_t character_length(const char *s, size_t left)
+{
+    size_t n = 1;
+    while (n < left && n < 4 && ((uint8_t)s[n] & 0xC0) == 0x80) n++;
+    return n;
+}
+
+int *tokenizer_encode(const Tokenizer *t, const char *text, size_t length, size_t *count)
+{
+    int *out = xmalloc((length + 1) * sizeof *out);
+    *count = 0;
+    if (t->bytes) {
+        for (size_t i = 0; i < length; i++) out[i] = (uint8_t)text[i];
+        *count = length;
+        return out;
+    }
+    if (!length) return out;
+    char *s = xmalloc(length + 1);
+    s[0] = ' ';
+    memcpy(s + 1, text, length++);
+    Merger g = {0};
+    for (size_t at = 0; at < length;) {
+        g.n = 0;
+        do {    // a run ends where no piece holds the two bytes that meet there: no merge can cross it
+            g.symbols = grow(g.symbols, &g.room, g.n + 1, sizeof *g.symbols);
+            const size_t n = character_length(s + at, length - at);
+            g.symbols[g.n] = (Symbol){ at, n, (long)g.n - 1, (long)g.n + 1, piece_find(t, s + at, n) };
+            g.n++;
+            at += n;
+        } while (at < length && t->joined[(uint8_t)s[at - 1]][(uint8_t)s[at] / 32] >> ((uint8_t)s[at] % 32) & 1);
+        g.symbols[g.n - 1].next = -1;
+        if (g.n > 1) merge_run(&g, t, s);
+        for (long i = 0; i >= 0; i = g.symbols[i].next) {
+            const Symbol *x = &g.symbols[i];
+            if (x->id >= 0) out[(*count)++] = x->id;
+            for (size_t k = 0; x->id < 0 && k < x->length; k++) {
+                const int byte = t->byte_id[(uint8_t)s[x->start + k]];
+                if (byte >= 0 || !k) out[(*count)++] = byte >= 0 ? byte : 0;    // a vocabulary without bytes: one unknown
+            }
+        }
+    }
+    free(s), free(g.symbols), free(g.heap);
+    return out;
+}
+
+const char *tokenizer_decode(const Tokenizer *t, int token, int first, int *length)
+{
+    static char byte[256];
+    const int value = t->bytes ? token : piece_byte(t->piece[token], t->length[token]);
+    if (value >= 0) {
+        byte[value] = (char)value;
+        *length = 1;
+        return &byte[value];
+    }
+    const char *s = t->piece[token];
+    *length = t->length[token];
+    if (token == 1 || token == 2) *length = 0;    // begin and end of text are not text
+    if (first && *length && *s == ' ') s++, --*length;
+    return s;
+}
+
+/* ---- Files -----------------------------------------------------------------------------------------------
+   model.bin, little endian:
+       offset  size    meaning
+       0       8       "POSENC", 0x1a, 0x0a
+       8       4       version, 1
+       12      36      int32: dim hidden_dim n_layers n_heads n_kv_heads vocab_size seq_len untied start_token
+       48      16      name of the encoding, zero padded
+       64      256     its options: 8 x (24 bytes name, float64 value), an empty name is none
+       320     8       v, bytes of the vocabulary (0: the 256 bytes)
+       328     8       n, number of parameters
+       336     8       s, bytes of the training state (0: none)
+       344     24      checksums of vocabulary, parameters, training state
+       368     8       0
+       376     8       checksum of bytes 0 .. 375
+       384     v       the vocabulary, a tokenizer.bin; zero padded to a multiple of 64
+               4 n     the parameters, float32, in the order of params_layout: token_embedding; for every layer
+                       rms_att wq wk wv wo rms_ffn w1 w3 w2 and the block of the encoding; rms_final; wcls if untied;
+                       the shared block of the encoding
+               s       TrainState, then both moments, float32, in the order of the parameters */
+
+enum { HEADER = 384, VERSION = 1, NAME = 24 };
+static const char MAGIC[8] = { 'P', 'O', 'S', 'E', 'N', 'C', 0x1a, '\n' };
+
+typedef struct {
+    char magic[8];
+    int32_t version;
+    int32_t shape[9];
+    char pos[16];
+    struct { char name[NAME]; double value; } option[POS_OPTIONS];
+    uint64_t vocab_bytes, n_params, state_bytes, vocab_sum, params_sum, state_sum, zero, sum;
+} Header;
+_Static_assert(sizeof(Header) == HEADER, "the header has no holes");
+
+/* Eight lanes of h = (h ^ word) * odd, each step a bijection, so that no single changed word can go unnoticed. */
+static uint64_t checksum_block(const uint8_t *p, size_t bytes)
+{
+    uint64_t lane[8], word[8], h = bytes;
+    for (int i = 0; i < 8; i++) lane[i] = mix((uint64_t)i);
+    for (size_t at = 0; at < bytes; at += 64) {
+        if (bytes - at < 64) memset(word, 0, sizeof word);
+        memcpy(word, p + at, min_size(64, bytes - at));
+        for (int i = 0; i < 8; i++) lane[i] = (lane[i] ^ word[i]) * 0x9e3779b97f4a7c15u;
+    }
+    for (int i = 0; i < 8; i++) h = mix(h ^ lane[i]);
+    return h;
+}
+
+uint64_t checksum(const void *data, size_t bytes)
+{
+    enum { BLOCK = 1 << 20 };
+    const size_t blocks = div_up(bytes, BLOCK);
+    uint64_t *sums = xmalloc((blocks + 1) * sizeof *sums);
+    #pragma omp parallel for schedule(static) if (blocks > 1)
+    for (long b = 0; b < (long)blocks; b++)
+        sums[b] = checksum_block((const uint8_t *)data + (size_t)b * BLOCK, min_size(BLOCK, bytes - (size_t)b * BLOCK));
+    const uint64_t sum = blocks == 1 ? sums[0] : checksum_block((uint8_t *)sums, blocks * sizeof *sums);
+    free(sums);
+    return sum;
+}
+
+char *file_read(const char *path, size_t *size)
+{
+    struct stat info;
+    const int standard = !strcmp(path, "-"), fd = standard ? STDIN_FILENO : open(path, O_RDONLY);
+    if (fd < 0 || fstat(fd, &info)) die(1, "%s: %s", path, strerror(errno));
+    if (S_ISDIR(info.st_mode)) die(1, "%s: is a directory, expected a file", path);
+    size_t room = 0;
+    char *data = grow(NULL, &room, S_ISREG(info.st_mode) ? (size_t)info.st_size / 2 + 1 : 1 << 16, 1);
+    *size = 0;
+    for (;;) {
+        const ssize_t n = read(fd, data + *size, room - *size - 1);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) die(1, "%s: %s", path, strerror(errno));
+        if (!n) break;
+        *size += (size_t)n;
+        if (*size + 1 == room) data = grow(data, &room, room + 1, 1);
+    }
+    if (!standard) close(fd);
+    data[*size] = 0;
+    return data;
+}
+
+static void write_all(FILE *f, const void *data, size_t bytes, const char *path)
+{
+    if (bytes && fwrite(data, 1, bytes, f) != bytes) die(1, "%s: %s", path, strerror(errno));
+}
+
+void model_save(const Model *m, const char *path, const TrainState *state)
+{
+    const Config *c = &m->config;
+    const Tokenizer *t = &m->tokenizer;
+    const size_t vocab_room = round_up(t->file_size, 64), floats = m->params.count * sizeof(float);
+    char *vocabulary = xmalloc(vocab_room), *temporary = xmalloc(strlen(path) + 5);
+    if (t->file_size) memcpy(vocabulary, t->file, t->file_size);
+    Header h = { .version = VERSION, .shape = { c->dim, c->hidden_dim, c->n_layers, c->n_heads, c->n_kv_heads, c->vocab_size,
+                                                c->seq_len, c->untied, c->start_token } };
+    memcpy(h.magic, MAGIC, sizeof MAGIC);
+    snprintf(h.pos, sizeof h.pos, "%s", c->pos->name);
+    for (int i = 0; i < POS_OPTIONS && c->pos->options[i].name; i++) {
+        snprintf(h.option[i].name, NAME, "%s", c->pos->options[i].name);
+        h.option[i].value = c->pos_opt[i];
+    }
+    h.vocab_bytes = t->file_size;
+    h.n_params = m->params.count;
+    h.vocab_sum = checksum(vocabulary, vocab_room);
+    h.params_sum = checksum(m->params.data, floats);
+    if (state) {
+        h.state_bytes = sizeof *state + 2 * floats;
+        h.state_sum = checksum(state, sizeof *state) ^ mix(checksum(m->m, floats)) ^ mix(mix(checksum(m->v, floats)));
+    }
+    h.sum = checksum(&h, offsetof(Header, sum));
+
+    sprintf(temporary, "%s.tmp", path);
+    FILE *f = fopen(temporary, "wb");
+    if (!f) die(1, "%s: %s", temporary, strerror(errno));
+    write_all(f, &h, sizeof h, temporary);
+    write_all(f, vocabulary, vocab_room, temporary);
+    write_all(f, m->params.data, floats, temporary);
+    if (state) {
+        write_all(f, state, sizeof *state, temporary);
+        write_all(f, m->m, floats, temporary);
+        write_all(f, m->v, floats, temporary);
+    }
+    if (fflush(f) || fsync(fileno(f)) || fclose(f)) die(1, "%s: %s", temporary, strerror(errno));
+    if (rename(temporary, path)) die(1, "%s: %s", path, strerror(errno));
+    free(vocabulary), free(temporary);
+}
+
+/* A mapped file whose pages are private: what is written to them stays in this process. */
+static char *file_map(const char *path, size_t *size)
+{
+    struct stat info;
+    const int fd = open(path, O_RDONLY);
+    if (fd < 0 || fstat(fd, &info)) die(1, "%s: %s", path, strerror(errno));
+    if (S_ISDIR(info.st_mode)) die(1, "%s: is a directory, expected a model file", path);
+    if (!S_ISREG(info.st_mode) || info.st_size < 28) die(1, "%s: not a model file: %lld bytes", path, (long long)info.st_size);
+    *size = (size_t)info.st_size;
+    char *map = mmap(NULL, *size, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+    if (map == MAP_FAILED) die(1, "%s: %s", path, strerror(errno));
+    close(fd);
+    return map;
+}
+
+static void check_config(Config *c, const char *path)
+{
+    const char *wrong = config_check(c);
+    if (wrong) die(1, "%s: not a usable model: %s", path, wrong);
+}
+
+static void check_size(const char *path, double expected, size_t found)
+{
+    if (expected != (double)found)
+        die(1, "%s: expected %.0f bytes for a model of this shape, found %zu (cut off?)", path, expected, found);
+}
+
+static int max_positions(const Config *c, int max_len, const char *path)
+{
+    if (max_len > c->seq_len && c->pos->bounded)
+        die(1, "%s: %d positions were asked for, but %s has a row for each of the %d trained ones and none beyond", path, max_len,
+            c->pos->name, c->seq_len);
+    return max_len > c->seq_len ? max_len : c->seq_len;
+}
+
+/* A checkpoint of llama2.c: its tensors stand by kind, all layers of one behind each other, and are copied into our order. */
+static void load_llama2c(Model *m, const char *path, const char *file, size_t size, int max_len)
+{
+    int32_t n[7], version = 0;
+    const int versioned = !memcmp(file, "24ka", 4);
+    if (versioned && size < 256) die(1, "%s: expected 256 bytes of header, found %zu", path, size);
+    if (versioned) memcpy(&version, file + 4, 4);
+    if (versioned && version != 1)
+        die(1, "%s: a llama2.c checkpoint of version %d; versions 0 and 1 (fp32) can be read", path, version);
+    memcpy(n, file + (versioned ? 8 : 0), sizeof n);
+    const int untied = versioned ? !file[36] : n[5] < 0;
+    for (int i = 0; i < 7; i++)
+        if ((n[i] < 1 && !(i == 5 && n[i] < 0 && n[i] > -(1 << 24))) || n[i] > 1 << 24)
+            die(1, "%s: not a model file: field %d of the header is %d (%zu bytes)", path, i, n[i], size);
+    Config c = { .dim = n[0], .hidden_dim = n[1], .n_layers = n[2], .n_heads = n[3], .n_kv_heads = n[4], .vocab_size = abs(n[5]),
+                 .seq_len = n[6], .untied = untied, .start_token = 1, .pos = posenc_find("rope") };
+    for (int i = 0; i < POS_OPTIONS; i++) c.pos_opt[i] = c.pos->options[i].value;
+    check_config(&c, path);
+    const double angles = versioned ? 0 : (double)c.seq_len * (c.dim / c.n_heads / 2) * 2;    // unused tables
+    check_size(path, (versioned ? 256 : 28) + 4 * ((double)config_params(&c) + angles), size);
+
+    model_create(m, &c, max_positions(&c, max_len, path));
+    Params *p = &m->params;
+    const Layer *l = p->layers;
+    const size_t dim = (size_t)c.dim, kv = dim / (size_t)c.n_heads * (size_t)c.n_kv_heads, hidden = (size_t)c.hidden_dim;
+    const size_t L = (size_t)c.n_layers, embedding = (size_t)c.vocab_size * dim;
+    enum { EMB, ATT, WQ, WK, WV, WO, FFN, W1, W2, W3, FINAL, ANGLES, CLS, KINDS };
+    const struct { float *first; size_t count, layers; } kind[KINDS] = {
+        [EMB] = { p->token_embedding, embedding, 1 }, [ATT] = { l->rms_att, dim, L },
+        [WQ] = { l->wq, dim * dim, L }, [WK] = { l->wk, kv * dim, L }, [WV] = { l->wv, kv * dim, L }, [WO] = { l->wo, dim * dim, L },
+        [FFN] = { l->rms_ffn, dim, L },
+        [W1] = { l->w1, hidden * dim, L }, [W2] = { l->w2, dim * hidden, L }, [W3] = { l->w3, hidden * dim, L },
+        [FINAL] = { p->rms_final, dim, 1 }, [ANGLES] = { NULL, (size_t)angles, 1 }, [CLS] = { p->wcls, untied ? embedding : 0, 1 } };
+    static const int order[2][KINDS] = { { EMB, ATT, WQ, WK, WV, WO, FFN, W1, W2, W3, FINAL, ANGLES, CLS },
+                                         { ATT, FFN, FINAL, EMB, WQ, WK, WV, WO, W1, W2, W3, CLS, ANGLES } };
+    const char *at = file + (versioned ? 256 : 28);
+    const size_t layer_floats = L > 1 ? (size_t)(l[1].wq - l[0].wq) : 0;
+    for (int k = 0; k < KINDS; k++) {
+        const int i = order[versioned][k];
+        const size_t bytes = kind[i].count * sizeof(float);
+        #pragma omp parallel for schedule(static)
+        for (long j = 0; j < (long)kind[i].layers; j++)
+            if (kind[i].first) memcpy(kind[i].first + (size_t)j * layer_floats, at + (size_t)j * bytes, bytes);
+        at += kind[i].layers * bytes;
+    }
+}
+
+static int load_posenc(Model *m, const char *path, char *file, size_t size, int max_len, TrainState *state)
+{
+    Header h;
+    if (size < HEADER) die(1, "%s: expected %d bytes of header, found %zu (cut off?)", path, HEADER, size);
+    memcpy(&h, file, sizeof h);
+    if (h.version != VERSION) die(1, "%s: a model of version %d, expected %d", path, h.version, VERSION);
+    if (h.sum != checksum(&h, offsetof(Header, sum))) die(1, "%s: the header is damaged: its checksum does not match", path);
+    h.pos[sizeof h.pos - 1] = 0;
+    Config c = { .dim = h.shape[0], .hidden_dim = h.shape[1], .n_layers = h.shape[2], .n_heads = h.shape[3],
+                 .n_kv_heads = h.shape[4], .vocab_size = h.shape[5], .seq_len = h.shape[6], .untied = h.shape[7],
+                 .start_token = h.shape[8], .pos = posenc_find(h.pos) };
+    if (!c.pos) die(1, "%s: the encoding \"%s\" is not known to this program", path, h.pos);
+    for (int i = 0; i < POS_OPTIONS; i++) {
+        const PosOption *o = &c.pos->options[i];
+        c.pos_opt[i] = h.option[i].value;
+        if (strncmp(h.option[i].name, o->name ? o->name : "", NAME) || (o->name && !(c.pos_opt[i] >= o->min && c.pos_opt[i] <= o->max)))
+            die(1, "%s: option \"%.*s\" = %g is not one that %s has here", path, NAME, h.option[i].name, c.pos_opt[i], c.pos->name);
+    }
+    check_config(&c, path);
+    const size_t floats = config_params(&c) * sizeof(float), vocab_room = round_up((size_t)h.vocab_bytes, 64);
+    if (h.vocab_bytes > size || c.start_token < -1 || c.start_token >= c.vocab_size || h.n_params * sizeof(float) != floats
+        || (h.state_bytes && h.state_bytes != sizeof *state + 2 * floats))
+        die(1, "%s: not a usable model: its header contradicts itself", path);
+    check_size(path, (double)HEADER + (double)vocab_room + (double)floats + (double)h.state_bytes, size);
+    if (h.vocab_sum != checksum(file + HEADER, vocab_room)) die(1, "%s: the vocabulary is damaged: its checksum does not match", path);
+    char *params = file + HEADER + vocab_room, *saved = params + floats;
+    if (h.params_sum != checksum(params, floats)) die(1, "%s: the parameters are damaged: their checksum does not match", path);
+    if (state && h.state_bytes) {
+        memcpy(state, saved, sizeof *state);
+        saved += sizeof *state;
+        m->m = memcpy(xmalloc(floats), saved, floats);
+        m->v = memcpy(xmalloc(floats), saved + floats, floats);
+        if (h.state_sum != (checksum(state, sizeof *state) ^ mix(checksum(m->m, floats)) ^ mix(mix(checksum(m->v, floats)))))
+            die(1, "%s: the training state is damaged: its checksum does not match", path);
+    }
+    if (h.vocab_bytes) {
+        char *copy = memcpy(xmalloc((size_t)h.vocab_bytes), file + HEADER, (size_t)h.vocab_bytes);
+        tokenizer_parse(&m->tokenizer, copy, (size_t)h.vocab_bytes, path);
+    } else {
+        tokenizer_bytes(&m->tokenizer);
+    }
+    model_place(m, &c, max_positions(&c, max_len, path), (float *)(void *)params);
+    return h.state_bytes > 0;
+}
+
+int model_load(Model *m, const char *path, const char *tokenizer, int max_len, TrainState *state)
+{
+    size_t size;
+    int has_state = 0;
+    *m = (Model){0};
+    char *file = file_map(path, &size);
+    if (!memcmp(file, MAGIC, sizeof MAGIC)) {
+        has_state = load_posenc(m, path, file, size, max_len, state);
+        m->map = file;
+        m->map_size = size;
+    } else {
+        load_llama2c(m, path, file, size, max_len);
+        munmap(file, size);
+    }
+    if (tokenizer) {
+        tokenizer_free(&m->tokenizer);
+        if (strcmp(tokenizer, "bytes")) tokenizer_load(&m->tokenizer, tokenizer);
+        else tokenizer_bytes(&m->tokenizer);
+    }
+    if (m->tokenizer.size && m->tokenizer.size != m->config.vocab_size)
+        die(1, "%s: the model has %d tokens, its vocabulary %s has %d", path, m->config.vocab_size, tokenizer ? tokenizer : "inside",
+            m->tokenizer.size);
+    return has_state;
+}
+
+/* ---- Command-line options --------------------------------------------------------------------------------- */
+
+void options_help(const Option *options, const char *usage, FILE *f)
+{
+    fprintf(f, "%s\n", usage);
+    for (const Option *o = options; o->name; o++) {
+        char left[64], value[64] = "";
+        const char letter[] = { '-', o->letter, ' ', 0 };
+        snprintf(left, sizeof left, "%s--%s%s%s", o->letter ? letter : "   ", o->name, o->arg ? " " : "", o->arg ? o->arg : "");
+        if (o->i) snprintf(value, sizeof value, " [%d]", *o->i);
+        if (o->f && !isnan(*o->f)) snprintf(value, sizeof value, " [%g]", *o->f);
+        if (o->s && *o->s) snprintf(value, sizeof value, " [%s]", *o->s);
+        fprintf(f, "  %-26s %s%s\n", left, o->help, value);
+    }
+}
+
+static void option_value(Option *o, const char *shown, const char *text)
+{
+    char *end = NULL;
+    o->given = 1;
+    if (o->s) { *o->s = text; return; }
+    errno = 0;
+    double value = 0;
+    if (o->f) *o->f = value = strtod(text, &end);
+    if (o->i) value = (double)strtoll(text, &end, 10);
+    if (o->u) *o->u = strtoull(text, &end, 10);
+    if (!*text || *end || (o->u && (errno || strchr(text, '-'))))
+        die(2, "%s: \"%s\" is not a %s", shown, text, o->f ? "number" : o->u ? "whole number from 0 to 18446744073709551615" : "whole number");
+    if (!o->u && !(value >= o->min && value <= o->max))
+        die(2, "%s: %s is not between %g and %g", shown, text, o->min, o->max);
+    if (o->i) *o->i = (int)value;
+}
+
+int options_parse(Option *options, int argc, char **argv, const char *usage)
+{
+    int n = 0, plain = 0;
+    for (int i = 1; i < argc; i++) {
+        char *arg = argv[i], *equals = NULL;
+        if (plain || arg[0] != '-' || !arg[1]) { argv[n++] = arg; continue; }
+        if (!strcmp(arg, "--")) { plain = 1; continue; }
+        if (!strcmp(arg, "--help") || !strcmp(arg, "-h")) {
+            options_help(options, usage, stdout);
+            exit(fflush(stdout) ? 1 : 0);
+        }
+        Option *o = options;
+        if (arg[1] == '-') {
+            equals = strchr(arg, '=');
+            const size_t length = equals ? (size_t)(equals - arg - 2) : strlen(arg + 2);
+            while (o->name && (strncmp(o->name, arg + 2, length) || o->name[length])) o++;
+        } else {
+            while (o->name && (arg[2] || o->letter != arg[1])) o++;
+        }
+        if (!o->name) die(2, "unknown option %s (--help lists them)", arg);
+        char shown[64];
+        snprintf(shown, sizeof shown, "%s%.*s", arg[1] == '-' ? "--" : "-", arg[1] == '-' ? 40 : 1, arg[1] == '-' ? o->name : arg + 1);
+        if (!o->arg) {
+            if (equals) die(2, "%s takes no value", shown);
+            *o->on = o->given = 1;
+        } else if (equals) {
+            option_value(o, shown, equals + 1);
+        } else if (i + 1 < argc) {
+            option_value(o, shown, argv[++i]);
+        } else {
+            die(2, "%s needs a value (%s)", shown, o->arg);
+        }
+    }
+    return n;
+}
+
+#endif
