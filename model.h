@@ -265,9 +265,9 @@ typedef struct {                  // exactly one of the pointers is set; it hold
 } Option;
 
 /* Parses --name value, --name=value and -x value; moves other arguments to the front of argv and returns their
-   number. Exits 2 with a line that names the option when something is wrong, 0 after --help. */
-int options_parse(Option *options, int argc, char **argv, const char *usage);
-void options_help(const Option *options, const char *usage, FILE *f);
+   number. Exits 2 with a line that names the option when something is wrong; --help calls `help` and exits 0. */
+int options_parse(Option *options, int argc, char **argv, void (*help)(void));
+void options_help(const Option *options, int n);    // one line for each of the first n, with its default, on stdout
 
 extern const char *program;       // stands before every message
 _Noreturn void die(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -2229,17 +2229,16 @@ int model_load(Model *m, const char *path, const char *tokenizer, int max_len, T
 
 /* ---- Command-line options --------------------------------------------------------------------------------- */
 
-void options_help(const Option *options, const char *usage, FILE *f)
+void options_help(const Option *options, int n)
 {
-    fprintf(f, "%s\n", usage);
-    for (const Option *o = options; o->name; o++) {
+    for (const Option *o = options; o < options + n && o->name; o++) {
         char left[64], value[64] = "";
         const char letter[] = { '-', o->letter, ' ', 0 };
         snprintf(left, sizeof left, "%s--%s%s%s", o->letter ? letter : "   ", o->name, o->arg ? " " : "", o->arg ? o->arg : "");
-        if (o->i) snprintf(value, sizeof value, " [%d]", *o->i);
+        if (o->i && *o->i >= o->min) snprintf(value, sizeof value, " [%d]", *o->i);
         if (o->f && !isnan(*o->f)) snprintf(value, sizeof value, " [%g]", *o->f);
         if (o->s && *o->s) snprintf(value, sizeof value, " [%s]", *o->s);
-        fprintf(f, "  %-26s %s%s\n", left, o->help, value);
+        printf("  %-26s %s%s\n", left, o->help, value);
     }
 }
 
@@ -2260,7 +2259,7 @@ static void option_value(Option *o, const char *shown, const char *text)
     if (o->i) *o->i = (int)value;
 }
 
-int options_parse(Option *options, int argc, char **argv, const char *usage)
+int options_parse(Option *options, int argc, char **argv, void (*help)(void))
 {
     int n = 0, plain = 0;
     for (int i = 1; i < argc; i++) {
@@ -2268,7 +2267,7 @@ int options_parse(Option *options, int argc, char **argv, const char *usage)
         if (plain || arg[0] != '-' || !arg[1]) { argv[n++] = arg; continue; }
         if (!strcmp(arg, "--")) { plain = 1; continue; }
         if (!strcmp(arg, "--help") || !strcmp(arg, "-h")) {
-            options_help(options, usage, stdout);
+            help();
             exit(fflush(stdout) ? 1 : 0);
         }
         Option *o = options;
