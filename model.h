@@ -260,14 +260,14 @@ typedef struct {                  // exactly one of the pointers is set; it hold
     const char *name; char letter;
     const char *arg, *help;       // arg: what the value is called in --help, NULL for a switch
     int *i; double *f; uint64_t *u; const char **s; int *on;
-    double min, max;
-    int given;                    // set when it was on the command line
+    double min, max;              // limits of a number; max above 1 of an .s: so many may be given, s[0], s[1], ...
+    int given;                    // how often it was on the command line
 } Option;
 
 /* Parses --name value, --name=value and -x value; moves other arguments to the front of argv and returns their
    number. Exits 2 with a line that names the option when something is wrong; --help calls `help` and exits 0. */
 int options_parse(Option *options, int argc, char **argv, void (*help)(void));
-void options_help(const Option *options, int n);    // one line for each of the first n, with its default, on stdout
+void options_help(const Option *options, int n);    // a line for each of the first n, with its default, on stdout
 
 extern const char *program;       // stands before every message
 _Noreturn void die(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -2245,8 +2245,13 @@ void options_help(const Option *options, int n)
 static void option_value(Option *o, const char *shown, const char *text)
 {
     char *end = NULL;
+    if (o->s) {
+        if (o->given && o->given >= o->max && o->max > 1) die(2, "%s can be given %g times", shown, o->max);
+        o->s[o->max > 1 ? o->given : 0] = text;
+        o->given++;
+        return;
+    }
     o->given = 1;
-    if (o->s) { *o->s = text; return; }
     errno = 0;
     double value = 0;
     if (o->f) *o->f = value = strtod(text, &end);

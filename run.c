@@ -1,0 +1,253 @@
+/* run.c - uses a model:   ./run model.bin -p "Once"
+   Options, the prompt, generation, evaluation on a text. What a model is stands in model.h. */
+#define MODEL_IMPLEMENTATION
+#include "model.h"
+
+/* ---- Options: the defaults are here, --help prints them --------------------------------------------------- */
+
+enum { STOPS = 8, CONTEXTS = 32 };
+
+static const char *prompt, *prompt_file, *stops[STOPS], *tokenizer_file, *ctx_list, *eval_file;
+static int tokens = 256, top_k, threads, quiet, encode, by_position;
+static double temperature = 0.8, top_p = 0.95;
+static uint64_t seed;
+
+static Option options[] = {
+    { "prompt", 'p', "TEXT", "text to go on from", .s = &prompt },
+    { "prompt-file", 'f', "FILE", "the same from a file, less one newline at its end; - is standard input", .s = &prompt_file },
+    { "tokens", 'n', "N", "tokens to generate, as far as the context reaches", .i = &tokens, .min = 0, .max = 1 << 30 },
+    { "temp", 't', "X", "temperature; 0: always the likeliest token", .f = &temperature, .min = 0, .max = 1e30 },
+    { "top-k", 'k', "N", "draw from the N likeliest tokens; 0: from all", .i = &top_k, .min = 0, .max = 1 << 30 },
+    { "top-p", 0, "X", "draw from the likeliest tokens that have this probability together; 1: from all", .f = &top_p, .min = 0, .max = 1 },
+    { "seed", 's', "N", "random seed; default: drawn, and printed", .u = &seed },
+    { "stop", 0, "TEXT", "stop before TEXT would be printed; may be given up to 8 times", .s = stops, .max = STOPS },
+    { "tokenizer", 'z', "FILE", "vocabulary, for checkpoints of llama2.c", .s = &tokenizer_file },
+    { "ctx", 0, "N", "context; more than was trained if the encoding can. With --eval a list: N,N,...", .s = &ctx_list },
+    { "threads", 0, "N", "threads; 0: OMP_NUM_THREADS, else all processors", .i = &threads, .min = 0, .max = 4096 },
+    { "encode", 0, NULL, "print the prompt's token ids, nothing else", .on = &encode },
+    { "eval", 0, "FILE", "print the loss on a text: ctx tokens loss ppl bits_per_byte", .s = &eval_file },
+    { "by-position", 0, NULL, "with --eval: by position in the window: ctx from to tokens loss", .on = &by_position },
+    { "quiet", 'q', NULL, "print errors and warnings only", .on = &quiet },
+    { NULL }
+};
+
+static void help(void)
+{
+    printf("usage: run [options] MODEL\n"
+           "Generates text with a model that ./train wrote, or with a checkpoint of llama2.c and its -z tokenizer.bin.\n"
+           "    ./run model.bin -p \"Once upon a time\"\n\n");
+    options_help(options, (int)(sizeof options / sizeof *options));
+}
+
+static int given(const char *name)
+{
+    const Option *o = options;
+    while (strcmp(o->name, name)) o++;
+    return o->given;
+}
+
+/* The numbers of "64,128,256". */
+static int parse_contexts(int *list)
+{
+    int n = 0;
+    for (const char *s = ctx_list; s;) {
+        char *end;
+        const long value = strtol(s, &end, 10);
+        if (end == s || (*end && *end != ',') || value < 1 || value > 1 << 24 || n == CONTEXTS)
+            die(2, "--ctx: \"%s\" is not a list of up to %d numbers from 1 to %d", ctx_list, CONTEXTS, 1 << 24);
+        list[n++] = (int)value;
+        s = *end ? end + 1 : NULL;
+    }
+    return n;
+}
+
+static void check_output(void)
+{
+    if (fflush(stdout) || ferror(stdout)) die(1, "standard output: %s", strerror(errno));
+}
+
+/* ---- Evaluation -------------------------------------------------------------------------------------------- */
+
+/* Every token of the text but the first is a target once, whatever the context: windows of ctx targets follow each other, and
+   the last is shorter. loss[i] is the loss of token i + 1. */
+static void score(Model *m, float *loss, const int *text, size_t n, int ctx)
+{
+    const size_t T = (size_t)ctx, at_once = (PIECE_TOKENS + T - 1) / T;
+    for (size_t at = 0; at < n;) {
+        const size_t length = min_size(T, n - at), sequences = length < T ? 1 : min_size(at_once, (n - at) / T);
+        model_loss(m, loss + at, text + at, text + at + 1, NULL, (int)sequences, (int)length);
+        at += sequences * length;
+    }
+}
+
+static double mean(const float *loss, size_t n, size_t *count, size_t ctx, size_t from, size_t to)    // over positions [from, to)
+{
+    double sum = 0;
+    *count = 0;
+    for (size_t i = 0; i < n; i++)
+        if (i % ctx >= from && i % ctx < to) sum += (double)loss[i], ++*count;
+    return sum / (double)*count;
+}
+
+static void evaluate(Model *m, const int *contexts, int n_contexts)
+{
+    size_t size, n, count, bytes = 0;
+    char *text = file_read(eval_file, &size);
+    int *ids = tokenizer_encode(&m->tokenizer, text, size, &n);
+    if (n < 2) die(1, "%s: nothing to score: %zu tokens, and the first has no context", eval_file, n);
+    for (size_t i = 1; i < n; i++) {
+        int length;
+        tokenizer_decode(&m->tokenizer, ids[i], 0, &length);
+        bytes += (size_t)length;
+    }
+    float *loss = xmalloc(--n * sizeof *loss);
+    printf(by_position ? "ctx\tfrom\tto\ttokens\tloss\n" : "ctx\ttokens\tloss\tppl\tbits_per_byte\n");
+    for (int i = 0; i < n_contexts; i++) {
+        const size_t ctx = (size_t)contexts[i];
+        score(m, loss, ids, n, contexts[i]);
+        const double all = mean(loss, n, &count, ctx, 0, ctx);
+        if (!isfinite(all)) die(1, "the loss at context %zu is %g: the model computes values that are not numbers", ctx, all);
+        if (!by_position) printf("%zu\t%zu\t%.6f\t%.4f\t%.6f\n", ctx, n, all, exp(all), all * (double)n / log(2) / (double)bytes);
+        for (size_t from = 0, to; by_position && from < min_size(ctx, n); from = to) {    // 0, 1, 2-3, 4-7, ...
+            to = min_size(ctx, from ? 2 * from : 1);
+            const double part = mean(loss, n, &count, ctx, from, to);
+            printf("%zu\t%zu\t%zu\t%zu\t%.6f\n", ctx, from, to - 1, count, part);
+        }
+        check_output();
+    }
+    free(text), free(ids), free(loss);
+}
+
+/* ---- Generation --------------------------------------------------------------------------------------------- */
+
+/* Text on its way out. What may be the beginning of a stop text, or an unfinished character, waits for what follows. */
+typedef struct { char *text; size_t n, room; } Output;
+
+static size_t unfinished(const char *s, size_t n)    // bytes at the end that begin a UTF-8 character and do not end it
+{
+    for (size_t back = 1; back <= 3 && back <= n; back++) {
+        const uint8_t c = (uint8_t)s[n - back];
+        if (c >= 0xC0) return (c >= 0xF0 ? 4u : c >= 0xE0 ? 3u : 2u) > back ? back : 0;
+        if (c < 0x80) return 0;
+    }
+    return 0;
+}
+
+/* Appends and prints what is safe to print; returns 1 when a stop text came, and prints what stands before it. */
+static int output(Output *o, const char *text, size_t length, int last)
+{
+    o->text = grow(o->text, &o->room, o->n + length, 1);
+    memcpy(o->text + o->n, text, length);
+    o->n += length;
+    size_t safe = o->n, stopped = 0;
+    for (size_t at = 0; at < o->n && !stopped; at++)
+        for (int i = 0; i < STOPS && stops[i]; i++) {
+            const size_t stop = strlen(stops[i]), here = min_size(stop, o->n - at);
+            if (!stop || memcmp(o->text + at, stops[i], here)) continue;
+            if (here == stop) stopped = 1;
+            if ((stopped || !last) && at < safe) safe = at;
+        }
+    if (!stopped && !last && safe == o->n) safe -= unfinished(o->text, o->n);
+    fwrite(o->text, 1, safe, stdout);
+    check_output();
+    memmove(o->text, o->text + safe, o->n -= safe);
+    return (int)stopped;
+}
+
+static void generate(Model *m, const int *ids, size_t n, int implied, int ctx)
+{
+    const Tokenizer *t = &m->tokenizer;
+    Output out = {0};
+    Cache kv;
+    int length, made = 0, room = ctx - (int)n + 1;
+    if (tokens > room && given("tokens"))
+        fprintf(stderr, "run: the context of %d holds %d tokens after a prompt of %zu\n", ctx, room, n);
+    const int want = tokens < room ? tokens : room;
+    cache_create(&kv, m, ctx);
+    for (size_t i = (size_t)implied; i < n; i++) {
+        const char *s = tokenizer_decode(t, ids[i], i == (size_t)implied, &length);
+        fwrite(s, 1, (size_t)length, stdout);
+    }
+    check_output();
+
+    const double t0 = seconds();
+    const float *logits = model_decode(m, &kv, ids, (int)n);
+    const double t1 = seconds();
+    for (; made < want; made++) {
+        if (made) logits = model_decode(m, &kv, &ids[n + (size_t)made - 1], 1);
+        const int token = sample(logits, m->config.vocab_size, (float)temperature, top_k, (float)top_p,
+                                 rng_uniform(seed, RNG_SAMPLE, (uint64_t)made));
+        if (token < 0) die(1, "the model computes values that are not numbers (token %d)", made);
+        if (!t->bytes && (token == 1 || token == 2)) break;    // begin or end of a text
+        ((int *)ids)[n + (size_t)made] = token;
+        const char *s = tokenizer_decode(t, token, implied && !made && m->config.start_token >= 0, &length);
+        if (output(&out, s, (size_t)length, 0)) { made++; break; }
+    }
+    const double t2 = seconds();
+    output(&out, "", 0, 1);
+    putchar('\n');
+    check_output();
+    if (!quiet) {
+        fprintf(stderr, "run: prompt %zu tokens in %.1f ms (%.0f tok/s)", n, 1e3 * (t1 - t0), (double)n / (t1 - t0));
+        if (made > 1) fprintf(stderr, ", generated %d in %.2f s (%.1f tok/s)", made, t2 - t1, (made - 1) / (t2 - t1));
+        fprintf(stderr, ", peak memory %.0f MiB, seed %llu\n", peak_mib(), (unsigned long long)seed);
+    }
+    free(out.text);
+    cache_free(&kv);
+}
+
+int main(int argc, char **argv)
+{
+    program = "run";
+    const int n_args = options_parse(options, argc, argv, help);
+    if (n_args != 1) die(2, n_args ? "more than one model was given: %s and %s" : "no model was given (--help shows how)", argv[0], argv[1]);
+    if (prompt && prompt_file) die(2, "--prompt and --prompt-file exclude each other");
+    if (by_position && !eval_file) die(2, "--by-position needs --eval");
+    int contexts[CONTEXTS] = {0}, longest = 0, n_contexts = parse_contexts(contexts);
+    if (n_contexts > 1 && !eval_file) die(2, "--ctx takes one number here; a list needs --eval");
+    for (int i = 0; i < n_contexts; i++) longest = contexts[i] > longest ? contexts[i] : longest;
+    if (!given("seed")) seed = (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
+    threads = threads_set(threads);
+
+    Model m;
+    model_load(&m, argv[0], tokenizer_file, longest, NULL);
+    const Config *c = &m.config;
+    if (!m.tokenizer.size) die(1, "%s: has no vocabulary inside; name it with -z tokenizer.bin", argv[0]);
+    if (!n_contexts) contexts[n_contexts++] = c->seq_len;
+    if (!quiet && !encode) {
+        fprintf(stderr, "run: %s: %.2fM parameters, encoding %s, trained length %d; %d thread%s (%s), vectors of %d floats\n", argv[0],
+                (double)m.params.count / 1e6, c->pos->name, c->seq_len, threads, threads > 1 ? "s" : "", threads_kind, vector_width);
+        if (longest > c->seq_len) fprintf(stderr, "run: positions from %d on were not trained\n", c->seq_len);
+    }
+    if (eval_file) {
+        evaluate(&m, contexts, n_contexts);
+        model_free(&m);
+        return 0;
+    }
+
+    size_t size = 0, n;
+    char *file = prompt_file ? file_read(prompt_file, &size) : NULL;
+    if (size && file[size - 1] == '\n') size -= size > 1 && file[size - 2] == '\r' ? 2 : 1;
+    const char *text = file ? file : prompt ? prompt : "";
+    if (!file) size = strlen(text);
+    // The model sees: its start token if it has one, then the prompt. With neither, a newline: the beginning of a line.
+    int *body = tokenizer_encode(&m.tokenizer, size ? text : "\n", size ? size : 1, &n);
+    const int start = c->start_token >= 0, implied = start || !size;
+    const size_t from = size ? 0 : start ? n : n - 1, in_prompt = n - from + (size_t)start;
+    if (in_prompt > (size_t)contexts[0])
+        die(1, "the prompt has %zu tokens, the context %d%s", in_prompt, contexts[0],
+            c->pos->bounded ? "" : " (--ctx N goes beyond the trained length)");
+    int *ids = xmalloc((in_prompt + (size_t)contexts[0] + 1) * sizeof *ids);
+    if (start) ids[0] = c->start_token;
+    memcpy(ids + start, body + from, (n - from) * sizeof *ids);
+    if (encode) {
+        for (size_t i = 0; i < in_prompt; i++) printf("%s%d", i ? " " : "", ids[i]);
+        putchar('\n');
+        check_output();
+    } else {
+        generate(&m, ids, in_prompt, implied, contexts[0]);
+    }
+    free(body), free(ids), free(file);
+    model_free(&m);
+    return 0;
+}
