@@ -269,7 +269,9 @@ typedef struct {                  // exactly one of the pointers is set; it hold
 int options_parse(Option *options, int argc, char **argv, void (*help)(void));
 void options_help(const Option *options, int n);    // a line for each of the first n, with its default, on stdout
 
-extern const char *program;       // stands before every message
+/* First thing in main: sets the name that stands before every message. With GNU OpenMP on Linux it may start the program
+   again, with a limit on how long threads spin (see there). */
+void program_begin(const char *name, char **argv);
 _Noreturn void die(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void *xmalloc(size_t bytes);      // zeroed, 64-byte aligned; exits 1 with the size when there is no memory
 
@@ -316,7 +318,21 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k, const 
 /* ---- Errors, memory, threads, time, random numbers ---------------------------------------------------
    Both programs are short-lived commands with nothing to unwind, so a failure is a line and an exit. */
 
-const char *program = "posenc";
+static const char *program = "posenc";
+
+/* A thread that waits for another one spins, with GNU's OpenMP for milliseconds. When another program runs beside this one, the
+   thread that is waited for may wait for the very processor that spins, and a step takes ten times longer. The limit is read
+   from the environment before main, hence the second start. */
+void program_begin(const char *name, char **argv)
+{
+    program = name;
+#if defined(_OPENMP) && defined(__linux__)
+    if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT") && !setenv("GOMP_SPINCOUNT", "10000", 0))
+        execv("/proc/self/exe", argv);
+#else
+    (void)argv;
+#endif
+}
 
 _Noreturn void die(int code, const char *format, ...)
 {
@@ -829,7 +845,7 @@ static float cross_entropy(float *x, size_t n, int target, float scale)
        dv_j = sum_i p_ij do_i,  ds_ij = p_ij (do_i.(v_j + rel_v[c]) - delta_i),  dq_i = sum_j ds_ij k_j / sqrt(D),
        dk_j = sum_i ds_ij q_i / sqrt(D),  db_ij = ds_ij.
    The places of an encoding: b_ij comes from `bias` (one vector per head) or from q_i.rel_k (one vector per query); both are
-   `addends` of a row of scores and, backwards, sums of a row of ds. One (batch, head) is one task of one thread. */
+   added to a row of scores (add_bias) and, backwards, summed from a row of ds (add_by_distance). One (batch, head) is one task of one thread. */
 
 enum { TQ = 48, TK = 96 };    // multiples of every MR and VL; TK <= BIAS_PAD
 
@@ -841,12 +857,17 @@ typedef struct {              // what one attention works on
     const int *positions;     // (B, S), or NULL: 0 .. S-1
 } Attention;
 
-/* The row bias of one query for TK keys from j0 on: row[min(n, clip)] for each, in ascending order of keys. A vector that is
-   stored backwards and long enough is used where it lies; else the addends are gathered into `out`. */
+/* The row bias of query i: adds row[min(n, clip)] to its scores of n keys (a multiple of VL, at most TK) from j0 on. A vector that is
+   stored backwards is read where it lies; else the addends are gathered first. */
 typedef struct {
     const float *row;         // indexed by distance, or (reversed) by key: see pos_bias
     int reversed, clip;
 } RowBias;
+
+static RowBias head_bias(const PosTables *pos, int head)
+{
+    return (RowBias){ pos_bias(pos, head, pos->len - 1), 1, pos->len - 1 };
+}
 
 INLINE int distance(const int *positions, int i, int j)
 {
@@ -854,23 +875,24 @@ INLINE int distance(const int *positions, int i, int j)
     return n > 0 ? n : 0;
 }
 
-static const float *addends(float *out, RowBias b, const int *positions, int i, int j0, int S)
+static void add_bias(float *score, size_t n, RowBias b, const int *positions, int i, int j0, int S)
 {
-    if (b.reversed && !positions) return b.row + (b.clip - i + j0);
-    if (!positions && i - (j0 + TK - 1) >= b.clip) {    // all farther than the clip
-        for (int j = 0; j < TK; j += VL) store(out + j, splat(b.row[b.clip]));
-        return out;
+    float gathered[TK];
+    const float *add = gathered;
+    if (b.reversed && !positions) {
+        add = b.row + (b.clip - i + j0);
+    } else if (!positions && i - (j0 + TK - 1) >= b.clip) {    // all farther than the clip
+        for (size_t j = 0; j < n; j += VL) store(gathered + j, splat(b.row[b.clip]));
+    } else {
+        for (int j = 0; j < (int)n; j++) {
+            const int d = j0 + j < S ? distance(positions, i, j0 + j) : 0, c = d < b.clip ? d : b.clip;
+            gathered[j] = b.row[b.reversed ? b.clip - c : c];
+        }
     }
-    const int end = j0 + TK < S ? TK : S - j0;
-    for (int j = 0; j < TK; j++) {
-        int n = j < end ? distance(positions, i, j0 + j) : 0;
-        n = n < b.clip ? n : b.clip;
-        out[j] = b.row[b.reversed ? b.clip - n : n];
-    }
-    return out;
+    for (size_t j = 0; j < n; j += VL) store(score + j, load(score + j) + load(add + j));
 }
 
-/* The transpose of `addends`: row[min(n, clip)] += x_j for `count` keys from j0 on. */
+/* The transpose of add_bias: row[min(n, clip)] += x_j for `count` keys from j0 on. */
 static void add_by_distance(float *row, int reversed, int clip, const float *x, const int *positions, int i, int j0,
                             int count)
 {
@@ -936,7 +958,7 @@ static void attention_forward(float *out, size_t out_stride, float *lse, const f
     const Padded p = attention_padded(a);
     const size_t D = (size_t)a->D, Dp = p.Dp, Sp = p.Sp, Cp = p.Cp;
     const float scale = 1 / sqrtf((float)a->D);
-    const size_t per_thread = D * Sp + Sp * Dp + D * TQ + TQ * TK + TQ * Dp + TK + D * Cp + Cp * Dp + 2 * TQ * Cp + 256;
+    const size_t per_thread = D * Sp + Sp * Dp + D * TQ + TQ * TK + TQ * Dp + D * Cp + Cp * Dp + 2 * TQ * Cp + 256;
     float *all = workspace((size_t)thread_count() * per_thread);
 
     #pragma omp parallel for collapse(2) schedule(dynamic)
@@ -944,7 +966,7 @@ static void attention_forward(float *out, size_t out_stride, float *lse, const f
         for (int h = 0; h < a->H; h++) {
             float *s = all + (size_t)thread_number() * per_thread;
             float *kt = cut(&s, D * Sp), *vp = cut(&s, Sp * Dp), *qt = cut(&s, D * TQ), *score = cut(&s, TQ * TK);
-            float *o = cut(&s, TQ * Dp), *gathered = cut(&s, TK);
+            float *o = cut(&s, TQ * Dp);
             float *rt = cut(&s, D * Cp), *rv = cut(&s, Cp * Dp), *row = cut(&s, TQ * Cp), *weight = cut(&s, TQ * Cp);
             const size_t g = (size_t)(h / (a->H / a->G));
             const float *qh = q + (size_t)b * (size_t)a->T * a->q_stride + (size_t)h * D;
@@ -975,14 +997,8 @@ static void attention_forward(float *out, size_t out_stride, float *lse, const f
                         float *sr = score + (size_t)r * TK;
                         if (seen <= 0) { memset(sr, 0, TK * sizeof *sr); continue; }
                         const size_t n = round_up((size_t)seen, VL);
-                        const float *add[2] = { NULL, NULL };
-                        if (pos->bias)
-                            add[0] = addends(gathered, (RowBias){pos_bias(pos, h, pos->len - 1), 1, pos->len - 1},
-                                             positions, i, j0, a->S);
-                        if (pos->rel_k)
-                            add[1] = addends(gathered, (RowBias){row + (size_t)r * Cp, 0, pos->clip}, positions, i, j0, a->S);
-                        for (int x = 0; x < 2; x++)
-                            for (size_t j = 0; add[x] && j < n; j += VL) store(sr + j, load(sr + j) + load(add[x] + j));
+                        if (pos->bias) add_bias(sr, n, head_bias(pos, h), positions, i, j0, a->S);
+                        if (pos->rel_k) add_bias(sr, n, (RowBias){row + (size_t)r * Cp, 0, pos->clip}, positions, i, j0, a->S);
                         for (size_t j = (size_t)seen; j < n; j++) sr[j] = -INFINITY;
                         vec top = load(sr), sums = {0};
                         for (size_t j = VL; j < n; j += VL) top = vmax(top, load(sr + j));
@@ -1027,7 +1043,7 @@ static void attention_backward(float *dqkv, const PosTables *dpos, const float *
     // Gradients of an encoding are sums over the batch (and, for rel_k and rel_v, heads): one part per task, added in order.
     const size_t bias_part = dpos->bias ? pos_bias_stride(dpos) : 0, rel_part = Cm * Dp;
     const size_t parts = (size_t)a->B * H * (bias_part + 2 * rel_part);
-    const size_t per_thread = 2 * D * Sp + 3 * Sp * Dp + 2 * D * TQ + 3 * TQ * Dp + 2 * TQ * TK + TK
+    const size_t per_thread = 2 * D * Sp + 3 * Sp * Dp + 2 * D * TQ + 3 * TQ * Dp + 2 * TQ * TK
                               + 2 * (D * Cp + Cp * Dp) + 4 * TQ * Cp + 512;
     float *bias_parts = workspace(parts + (size_t)thread_count() * per_thread);
     float *rel_k_parts = bias_parts + (size_t)a->B * H * bias_part;
@@ -1040,7 +1056,7 @@ static void attention_backward(float *dqkv, const PosTables *dpos, const float *
             float *kt = cut(&s, D * Sp), *vt = cut(&s, D * Sp), *kp = cut(&s, Sp * Dp);
             float *dk = cut(&s, Sp * Dp), *dv = cut(&s, Sp * Dp);
             float *qt = cut(&s, D * TQ), *dot_ = cut(&s, D * TQ), *qp = cut(&s, TQ * Dp), *dop = cut(&s, TQ * Dp);
-            float *dq = cut(&s, TQ * Dp), *prob = cut(&s, TQ * TK), *ds = cut(&s, TQ * TK), *gathered = cut(&s, TK);
+            float *dq = cut(&s, TQ * Dp), *prob = cut(&s, TQ * TK), *ds = cut(&s, TQ * TK);
             float *rkt = cut(&s, D * Cp), *rvt = cut(&s, D * Cp), *rk = cut(&s, Cp * Dp);
             float *row = cut(&s, TQ * Cp), *drow = cut(&s, TQ * Cp), *vrow = cut(&s, TQ * Cp), *weight = cut(&s, TQ * Cp);
             const size_t base = (size_t)b * T * width, lane = (size_t)g * D;
@@ -1089,19 +1105,9 @@ static void attention_backward(float *dqkv, const PosTables *dpos, const float *
                             const size_t n = seen > 0 ? round_up((size_t)seen, VL) : 0;
                             const float minus_lse = -lse[(t + r) * H + (size_t)h];
                             float *pr = prob + r * TK, *dr = ds + r * TK;
-                            if (pos->bias && n) {
-                                const float *add = addends(gathered, (RowBias){pos_bias(pos, h, pos->len - 1), 1, pos->len - 1},
-                                                           positions, i, j0, a->S);
-                                for (size_t j = 0; j < n; j += VL) store(pr + j, load(pr + j) + load(add + j));
-                            }
-                            if (pos->rel_k && n) {
-                                const float *add = addends(gathered, (RowBias){row + r * Cp, 0, pos->clip}, positions, i, j0, a->S);
-                                for (size_t j = 0; j < n; j += VL) store(pr + j, load(pr + j) + load(add + j));
-                            }
-                            if (pos->rel_v && n) {
-                                const float *add = addends(gathered, (RowBias){vrow + r * Cp, 0, pos->clip}, positions, i, j0, a->S);
-                                for (size_t j = 0; j < n; j += VL) store(dr + j, load(dr + j) + load(add + j));
-                            }
+                            if (pos->bias) add_bias(pr, n, head_bias(pos, h), positions, i, j0, a->S);
+                            if (pos->rel_k) add_bias(pr, n, (RowBias){row + r * Cp, 0, pos->clip}, positions, i, j0, a->S);
+                            if (pos->rel_v) add_bias(dr, n, (RowBias){vrow + r * Cp, 0, pos->clip}, positions, i, j0, a->S);
                             for (size_t j = n ? (size_t)seen : 0; j < n; j++) pr[j] = -INFINITY, dr[j] = 0;
                             for (size_t j = 0; j < n; j += VL) {
                                 const vec e = vexp(load(pr + j) + minus_lse);

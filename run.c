@@ -198,7 +198,7 @@ static void generate(Model *m, const int *ids, size_t n, int implied, int ctx)
 
 int main(int argc, char **argv)
 {
-    program = "run";
+    program_begin("run", argv);
     const int n_args = options_parse(options, argc, argv, help);
     if (n_args != 1) die(2, n_args ? "more than one model was given: %s and %s" : "no model was given (--help shows how)", argv[0], argv[1]);
     if (prompt && prompt_file) die(2, "--prompt and --prompt-file exclude each other");

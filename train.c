@@ -483,7 +483,7 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
 
 int main(int argc, char **argv)
 {
-    program = "train";
+    program_begin("train", argv);
     add_pos_options();
     const int n = options_parse(options, argc, argv, help);
     if (!n) die(2, "no text file was given (--help shows how)");
