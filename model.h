@@ -902,8 +902,10 @@ static void add_by_distance(float *row, int reversed, int clip, const float *x, 
         return;
     }
     int j = 0;
-    if (!positions && !reversed) {    // keys farther than the clip share a row
-        const int far = i - clip - j0 + 1 < count ? i - clip - j0 + 1 : count;
+    if (!reversed) {    // the keys at the clip and beyond come first and share an element
+        int far = 0;
+        if (positions) while (far < count && distance(positions, i, j0 + far) >= clip) far++;
+        else far = i - clip - j0 + 1 < count ? i - clip - j0 + 1 : count;
         vec sums = {0};
         float sum = 0;
         for (; j + VL <= far; j += VL) sums += load(x + j);

@@ -35,9 +35,9 @@ static int report(void)
     return failed > 0;
 }
 
-static float random_normal(uint64_t stream, size_t i) { return rng_normal(1, RNG_TEST + stream, i); }
+__attribute__((unused)) static float random_normal(uint64_t stream, size_t i) { return rng_normal(1, RNG_TEST + stream, i); }
 
-static void fill(float *x, size_t n, uint64_t stream) { for (size_t i = 0; i < n; i++) x[i] = random_normal(stream, i); }
+__attribute__((unused)) static void fill(float *x, size_t n, uint64_t stream) { for (size_t i = 0; i < n; i++) x[i] = random_normal(stream, i); }
 
 __attribute__((unused)) static int *random_tokens(int n, int V, uint64_t stream)
 {

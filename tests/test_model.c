@@ -1,0 +1,267 @@
+/* The whole model, for every encoding: gradients, the cache, threads, batches in pieces, the optimizer, sampling. */
+#include "test.h"
+
+enum { B = 3, T = 53, V = 37 };
+
+static double loss_along(Model *m, const float *direction, const Tensor *t, float step, const int *x, const int *y)
+{
+    for (size_t i = 0; i < t->count; i++) m->params.data[t->offset + i] += step * direction[i];
+    const double loss = model_loss(m, NULL, x, y, NULL, B, T);
+    for (size_t i = 0; i < t->count; i++) m->params.data[t->offset + i] -= step * direction[i];
+    return loss;
+}
+
+/* Every tensor along two directions: its own gradient, where the derivative is the norm, and a random one. */
+static void test_gradients(void)
+{
+    int *x = random_tokens(B * T, V, 1), *y = random_tokens(B * T, V, 2);
+    for (const PosEnc *e = posencs; e->name; e++)
+        for (int variant = 0; variant < 2; variant++) {
+            Model m;
+            small_model(&m, e, variant, T, T);
+            stir(&m);
+            model_train_begin(&m);
+            const double loss = model_backward(&m, x, y, NULL, B, T, 1);
+            context = e->name;
+            CHECK(loss == model_loss(&m, NULL, x, y, NULL, B, T));
+            for (int k = 0; k < m.params.n_tensors; k++) {
+                const Tensor *t = &m.params.tensors[k];
+                const float *g = m.grads.data + t->offset;
+                float *direction = xmalloc(t->count * 4);
+                char text[64];
+                snprintf(text, sizeof text, "%s %s", e->name, t->name);
+                context = text;
+                const double norm = sqrt((double)dot(g, g, t->count));
+                CHECK(norm > 1e-4);
+                for (int random = 0; random < 2; random++) {
+                    double slope = 0, size = 0;
+                    for (size_t i = 0; i < t->count; i++) {
+                        direction[i] = random ? random_normal(60, i) : g[i] / (float)norm;
+                        slope += (double)g[i] * (double)direction[i];
+                        size += (double)direction[i] * (double)direction[i];
+                    }
+                    const float step = (float)(0.01 / sqrt(size));
+                    const double d = (loss_along(&m, direction, t, step, x, y) - loss_along(&m, direction, t, -step, x, y)) / (2 * (double)step);
+                    CHECK_CLOSE(slope, d, 0.01 * norm * sqrt(size) + 1e-4);
+                }
+                free(direction);
+            }
+            model_free(&m);
+        }
+    context = "";
+    free(x), free(y);
+}
+
+/* What generation computes token by token, or in chunks, is what the forward of training computes, also past the trained length. */
+static void test_cache(void)
+{
+    for (const PosEnc *e = posencs; e->name; e++)
+        for (int variant = 0; variant < 2; variant++)
+            for (int chunk = 1; chunk <= 60; chunk += chunk == 1 ? 6 : 53) {
+                Model m;
+                Cache kv;
+                const int len = e->bounded ? 64 : 130;
+                int *x = random_tokens(len, V, 3);
+                float *want = xmalloc((size_t)len * V * 4);
+                double worst = 0, largest = 0;
+                context = e->name;
+                small_model(&m, e, variant, 64, len);
+                stir(&m);
+                model_logits(&m, want, x, NULL, 1, len);
+                cache_create(&kv, &m, len);
+                for (int t = 0; t < len; t += chunk) {
+                    const int n = t + chunk < len ? chunk : len - t;
+                    const float *got = model_decode(&m, &kv, x + t, n), *w = want + (size_t)(t + n - 1) * V;
+                    for (int v = 0; v < V; v++) worst = fmax(worst, fabs((double)(got[v] - w[v]))), largest = fmax(largest, fabs((double)w[v]));
+                }
+                CHECK(largest > 0.1);
+                CHECK_CLOSE(worst, 0, 1e-4);
+                free(x), free(want);
+                cache_free(&kv), model_free(&m);
+            }
+    context = "";
+}
+
+/* Three training steps, all encodings: the same bits with 1, 2, 3 and 4 threads, and with evaluations in between. */
+static void test_same_bits(void)
+{
+    int *x = random_tokens(B * T, V, 1), *y = random_tokens(B * T, V, 2);
+    const AdamW adamw = { 0.9f, 0.95f, 1e-8f, 0.1f, 1 };
+    for (const PosEnc *e = posencs; e->name; e++) {
+        uint64_t want = 0;
+        context = e->name;
+        for (int threads = 1; threads <= 5; threads++) {    // 5: two threads, and evaluations
+            Model m;
+            threads_set(threads == 5 ? 2 : threads);
+            small_model(&m, e, 1, T, T);
+            model_train_begin(&m);
+            for (int step = 1; step <= 3; step++) {
+                model_backward(&m, x, y, NULL, B, T, 1);
+                CHECK(model_update(&m, step, &adamw, 1e-2f) > 0);
+                if (threads == 5) model_loss(&m, NULL, y, x, NULL, B, T - step);
+            }
+            const uint64_t sum = checksum(m.params.data, m.params.count * 4);
+            if (threads == 1) want = sum;
+            CHECK(sum == want);
+            model_free(&m);
+        }
+    }
+    context = "";
+    threads_set(0);
+    free(x), free(y);
+}
+
+/* A batch larger than a piece has the gradient of its parts, and so has one that is accumulated. */
+static void test_pieces(void)
+{
+    enum { N = 48 };    // 48 x 53 tokens: three pieces
+    int *x = random_tokens(N * T, V, 1), *y = random_tokens(N * T, V, 2);
+    Model whole, parts;
+    small_model(&whole, posenc_find("t5"), 0, T, T), small_model(&parts, posenc_find("t5"), 0, T, T);
+    model_train_begin(&whole), model_train_begin(&parts);
+    const double loss = model_backward(&whole, x, y, NULL, N, T, 1);
+    double sum = 0;
+    for (int i = 0; i < N; i += 4) sum += model_backward(&parts, x + i * T, y + i * T, NULL, 4, T, 4.0f / N) * 4 / N;
+    CHECK_CLOSE(sum, loss, 1e-6);
+    double worst = 0, largest = 0;
+    for (size_t i = 0; i < whole.grads.count; i++) {
+        worst = fmax(worst, fabs((double)(whole.grads.data[i] - parts.grads.data[i])));
+        largest = fmax(largest, fabs((double)whole.grads.data[i]));
+    }
+    CHECK_CLOSE(worst, 0, 1e-5 * largest);
+    CHECK(model_scratch_floats(&whole.config, 4 * N, T) < model_scratch_floats(&whole.config, N, T) * 3 / 2);
+    model_free(&whole), model_free(&parts);
+    free(x), free(y);
+}
+
+/* Lengths that change in one process leave nothing behind. */
+static void test_lengths(void)
+{
+    static const int length[] = { 64, 65, 63, 1, 64 };
+    int *x = random_tokens(65, V, 1), *y = random_tokens(65, V, 2);
+    for (const PosEnc *e = posencs; e->name; e++) {
+        Model m;
+        double first = 0, last = 0;
+        context = e->name;
+        small_model(&m, e, 1, 65, 65);
+        for (int i = 0; i < 5; i++) {
+            last = model_loss(&m, NULL, x, y, NULL, 1, length[i]);
+            if (!i) first = last;
+        }
+        CHECK(first == last);
+        model_free(&m);
+    }
+    context = "";
+    free(x), free(y);
+}
+
+/* Every encoding learns one batch by heart; rows of a table that no position reaches stay what they were. */
+static void test_overfit(void)
+{
+    int *x = random_tokens(2 * 20, V, 1), *y = random_tokens(2 * 20, V, 2);
+    const AdamW adamw = { 0.9f, 0.95f, 1e-8f, 0, 1 };
+    for (const PosEnc *e = posencs; e->name; e++) {
+        Model m;
+        double loss = 0, first = 0;
+        context = e->name;
+        small_model(&m, e, 0, 24, 24);
+        model_train_begin(&m);
+        float unused = m.params.pos ? m.params.pos[m.params.count - 1 - (size_t)(m.params.pos - m.params.data)] : 0;
+        for (int step = 1; step <= 250; step++) {
+            loss = model_backward(&m, x, y, NULL, 2, 20, 1);
+            if (step == 1) first = loss;
+            model_update(&m, step, &adamw, 1e-2f);
+        }
+        CHECK_CLOSE(first, log(V), 0.05);
+        CHECK(loss < (strcmp(e->name, "none") ? 0.2 : 1.5));
+        if (!strcmp(e->name, "learned")) CHECK(m.params.data[m.params.count - 1] == unused);
+        model_free(&m);
+    }
+    context = "";
+    free(x), free(y);
+}
+
+/* One AdamW step by hand, with clipping; a gradient that is not finite changes nothing. */
+static void test_adamw(void)
+{
+    Model m;
+    small_model(&m, posenc_find("learned"), 0, 8, 8);
+    model_train_begin(&m);
+    const AdamW o = { 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f };
+    const double before = (double)m.params.data[3], gain = (double)m.params.rms_final[0], row = (double)m.params.pos[5];
+    m.grads.data[3] = 3, m.grads.rms_final[0] = -4;
+    const double norm = model_update(&m, 1, &o, 0.01f);
+    CHECK_CLOSE(norm, 5, 1e-6);
+    CHECK_CLOSE(m.m[3], 0.1 * 0.3, 1e-7);       // 3 scaled by 0.5 / 5
+    CHECK_CLOSE(m.v[3], 0.05 * 0.09, 1e-7);
+    CHECK_CLOSE(m.params.data[3], before - 0.01 * (1 + 0.1 * before), 1e-6);
+    CHECK_CLOSE(m.params.rms_final[0], gain + 0.01, 1e-6);    // gains and encodings do not decay
+    CHECK((double)m.params.pos[5] == row);
+    CHECK(m.grads.data[3] == 0);
+    m.grads.data[3] = NAN;
+    const uint64_t sum = checksum(m.params.data, m.params.count * 4);
+    CHECK(!isfinite(model_update(&m, 2, &o, 0.01f)));
+    CHECK(sum == checksum(m.params.data, m.params.count * 4));
+    model_free(&m);
+}
+
+/* The weights of one seed are the same whatever encoding stands beside them: comparisons are paired. */
+static void test_init(void)
+{
+    Model a, b;
+    small_model(&a, posenc_find("learned"), 0, 8, 8), small_model(&b, posenc_find("rpe"), 0, 8, 8);
+    double squares = 0;
+    const size_t n = (size_t)a.config.vocab_size * (size_t)a.config.dim;
+    for (size_t i = 0; i < n; i++) squares += pow((double)a.params.data[i], 2);
+    CHECK_CLOSE(sqrt(squares / (double)n), 0.02, 0.002);
+    CHECK(!memcmp(a.params.layers[1].w2, b.params.layers[1].w2, (size_t)a.config.dim * (size_t)a.config.hidden_dim * 4));
+    CHECK(memcmp(a.params.layers[0].w1, a.params.layers[1].w1, 400));
+    model_free(&a), model_free(&b);
+}
+
+static void test_sampling(void)
+{
+    enum { N = 20000 };
+    float x[8] = { 1, 3, 2, -1, 3, 0, 2.5f, -4 };
+    CHECK(sample(x, 8, 0, 0, 1, 0.9) == 1);    // lowest index of equals
+    CHECK(sample(x, 8, 1, 1, 1, 0.9) == 1);
+    CHECK(sample(x, 8, 1e-8f, 0, 1, 0.3) == 1 || sample(x, 8, 1e-8f, 0, 1, 0.3) == 4);
+    CHECK(sample(x, 8, 1, 0, 0, 0.9) == 1);
+    for (int filter = 0; filter < 4; filter++) {    // none, top-k 3, top-p 0.7, both
+        const int k = filter & 1 ? 3 : 0;
+        const float p = filter & 2 ? 0.7f : 1;
+        int count[8] = {0}, order[8] = { 1, 4, 6, 2, 0, 5, 3, 7 }, kept = k ? k : 8;
+        double total = 0, nucleus = 0, sum = 0;
+        for (int i = 0; i < kept; i++) total += exp((double)x[order[i]]);
+        int n = 0;
+        while (n < kept && !(p < 1 && nucleus >= (double)p * total)) nucleus += exp((double)x[order[n++]]);
+        for (int i = 0; i < N; i++) {
+            const int token = sample(x, 8, 1, k, p, rng_uniform(1, RNG_TEST, (uint64_t)i));
+            count[token]++;
+        }
+        for (int i = 0; i < 8; i++) {
+            const double q = i < n ? exp((double)x[order[i]]) / nucleus : 0, deviation = sqrt(N * q * (1 - q));
+            CHECK_CLOSE(count[order[i]], N * q, 4 * deviation);    // exactly 0 for the excluded
+            sum += q;
+        }
+        CHECK_CLOSE(sum, 1, 1e-9);
+    }
+    x[5] = NAN;
+    CHECK(sample(x, 8, 1, 0, 1, 0.5) == -1 && sample(x, 8, 0, 0, 1, 0.5) == -1);
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    program_begin("test_model", argv);
+    RUN(test_gradients);
+    RUN(test_cache);
+    RUN(test_same_bits);
+    RUN(test_pieces);
+    RUN(test_lengths);
+    RUN(test_overfit);
+    RUN(test_adamw);
+    RUN(test_init);
+    RUN(test_sampling);
+    return report();
+}
