@@ -40,3 +40,40 @@ train run: %: %.c $(SOURCES)
 $(BUILD)/%: tests/%.c tests/test.h $(SOURCES)
 	@mkdir -p $(BUILD)
 	$(COMPILE) -I. $< posenc.c -o $@ $(LINK)
+
+# Runs everything, also after a failure; closes with "N passed, N failed". < 1 minute.
+test: all $(TESTS:%=$(BUILD)/%)
+	@sh tests/run.sh $(TESTS:%=$(BUILD)/%) "sh tests/cli.sh ." "sh tests/readme.sh README.md"
+
+# The same tests with address and undefined-behaviour sanitizers, in a folder of their own.
+asan:
+	@$(MAKE) --no-print-directory test-only BUILD=build/asan CFLAGS="-O1 -g" SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
+
+test-only: $(TESTS:%=$(BUILD)/%)
+	@sh tests/run.sh $(TESTS:%=$(BUILD)/%)
+
+# A model of the sample text in under two minutes, and a story it writes.
+demo: all
+	./train --pos rope --seed 1 --out $(BUILD)/demo.bin tests/data/stories.txt
+	./run $(BUILD)/demo.bin --seed 1 -p "One day"
+
+# PEERS=1 adds PyTorch, where python3 has it.
+bench: $(BUILD)/bench
+	@$(BUILD)/bench
+	@$(if $(PEERS),python3 scripts/bench-torch)
+
+lines:
+	@wc -l train.c run.c model.h posenc.c Makefile README.md tests/*.c tests/*.h tests/*.sh scripts/*
+
+clean:
+	rm -rf build train run
+
+help:
+	@echo "make            ./train and ./run"
+	@echo "make demo       train on the sample text for two minutes, print a story"
+	@echo "make test       all tests            make asan    with sanitizers"
+	@echo "make bench      speed and memory beside this machine's limits (PEERS=1: and PyTorch)"
+	@echo "make lines      lines of each file   make clean"
+	@echo "variables: CC=$(CC) ARCH=$(ARCH) OMP=$(OMP) CFLAGS=\"$(CFLAGS)\"; here OpenMP is \"$(OPENMP)\""
+
+.PHONY: all test test-only asan demo bench lines clean help

@@ -591,7 +591,7 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k, const 
     const size_t mc = round_up(div_up(M, row_blocks), MR);
     float *packed_b = workspace(kc * nc + threads * mc * kc), *packed_a = packed_b + kc * nc;
 
-    #pragma omp parallel if (M * N * K > 1 << 16)
+    #pragma omp parallel if (M * N * K > 1 << 18)
     {
         float *pa = packed_a + (size_t)thread_number() * mc * kc;
         for (size_t n0 = 0; n0 < N; n0 += nc)
@@ -691,7 +691,7 @@ static void rmsnorm_backward(float *dx, float *dgain, const float *dy, const flo
                              size_t n)
 {
     float *partial = workspace(PIECES * n);
-    #pragma omp parallel for schedule(static)
+    #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
     for (int piece = 0; piece < PIECES; piece++) {
         float *dg = memset(partial + (size_t)piece * n, 0, n * sizeof *dg);
         for (size_t r = piece_start(rows, piece); r < piece_start(rows, piece + 1); r++) {
@@ -765,7 +765,7 @@ static void embedding_forward(float *x, const float *E, const PosTables *pos, co
 static void embedding_backward(float *dE, const PosTables *dpos, const float *dx, const int *tokens,
                                const int *positions, int T, size_t rows, size_t n)
 {
-    #pragma omp parallel for schedule(static)
+    #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
     for (long block = 0; block < (long)div_up(n, 16); block++) {
         const size_t i0 = (size_t)block * 16, width = min_size(16, n - i0);
         for (size_t r = 0; r < rows; r++) {
@@ -963,7 +963,7 @@ static void attention_forward(float *out, size_t out_stride, float *lse, const f
     const size_t per_thread = D * Sp + Sp * Dp + D * TQ + TQ * TK + TQ * Dp + D * Cp + Cp * Dp + 2 * TQ * Cp + 256;
     float *all = workspace((size_t)thread_count() * per_thread);
 
-    #pragma omp parallel for collapse(2) schedule(dynamic)
+    #pragma omp parallel for collapse(2) schedule(dynamic) if ((size_t)a->B * (size_t)a->S * a->q_stride > MIN_PARALLEL)
     for (int b = 0; b < a->B; b++)
         for (int h = 0; h < a->H; h++) {
             float *s = all + (size_t)thread_number() * per_thread;
@@ -1051,7 +1051,7 @@ static void attention_backward(float *dqkv, const PosTables *dpos, const float *
     float *rel_k_parts = bias_parts + (size_t)a->B * H * bias_part;
     float *rel_v_parts = rel_k_parts + (size_t)a->B * H * rel_part, *all = bias_parts + parts;
 
-    #pragma omp parallel for collapse(2) schedule(dynamic)
+    #pragma omp parallel for collapse(2) schedule(dynamic) if ((size_t)a->B * T * width > MIN_PARALLEL)
     for (int b = 0; b < a->B; b++)
         for (int g = 0; g < a->G; g++) {    // a key head and the query heads that share it
             float *s = all + (size_t)thread_number() * per_thread;
@@ -1591,7 +1591,7 @@ double model_update(Model *m, int64_t step, const AdamW *o, float lr)
     const Params *p = &m->params;
     float *g = m->grads.data;
     double squares[PIECES], sum = 0;
-    #pragma omp parallel for schedule(static)
+    #pragma omp parallel for schedule(static) if (p->count > MIN_PARALLEL)
     for (int piece = 0; piece < PIECES; piece++) {
         const size_t end = piece_start(p->count, piece + 1);
         double s = 0;
@@ -1893,11 +1893,12 @@ static void merge_run(Merger *g, const Tokenizer *t, const char *text)
     }
 }
 
-/* Bytes of the character at s: UTF-8's leading byte and the continuation bytes behind it, four in all at most. */
+/* Bytes of the character at s: UTF-8's leading byte and the continuation bytes behind it, four in all at most. What is not UTF-8
+   is a character a byte. */
 static size_t character_length(const char *s, size_t left)
 {
     size_t n = 1;
-    while (n < left && n < 4 && ((uint8_t)s[n] & 0xC0) == 0x80) n++;
+    while ((uint8_t)s[0] >= 0xC0 && n < left && n < 4 && ((uint8_t)s[n] & 0xC0) == 0x80) n++;
     return n;
 }
 

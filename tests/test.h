@@ -17,7 +17,7 @@ static int passed, failed;
 
 static const char *context = "";    // printed with a failure: which encoding, which size
 
-__attribute__((format(printf, 4, 5))) static void check(int ok, const char *file, int line, const char *format, ...)
+__attribute__((format(printf, 4, 5), unused)) static void check(int ok, const char *file, int line, const char *format, ...)
 {
     if (ok) { passed++; return; }
     va_list args;
@@ -29,7 +29,7 @@ __attribute__((format(printf, 4, 5))) static void check(int ok, const char *file
     putchar('\n');
 }
 
-static int report(void)
+__attribute__((unused)) static int report(void)
 {
     printf("%d passed, %d failed\n", passed, failed);
     return failed > 0;
