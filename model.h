@@ -230,6 +230,8 @@ void tokenizer_free(Tokenizer *t);
 /* Text of any bytes -> tokens (malloc'ed), *count of them. As llama2.c and SentencePiece: a blank in front,
    merges by best score, leftmost first; what is no piece becomes bytes. n log n. */
 int *tokenizer_encode(const Tokenizer *t, const char *text, size_t length, size_t *count);
+/* How many of n tokens are the unknown one; only a vocabulary without single bytes has any. */
+size_t tokenizer_unknown(const Tokenizer *t, const int *tokens, size_t n);
 /* The text of one token, *length bytes, not terminated. `first` drops the blank that encode put in front. */
 const char *tokenizer_decode(const Tokenizer *t, int token, int first, int *length);
 
@@ -253,6 +255,10 @@ uint64_t checksum(const void *data, size_t bytes);
 
 /* The whole of a file, or of standard input for "-", NUL-terminated. */
 char *file_read(const char *path, size_t *size);
+/* The same for a text: a UTF-8 byte-order mark is dropped, \r\n and \r become \n; *converted is how many. UTF-16 is refused. */
+char *text_read(const char *path, size_t *size, size_t *converted);
+/* Exits now rather than after the work if path cannot be written, or is something else than a regular file. */
+void file_check_writable(const char *path);
 
 /* ---- Options, errors, threads, time, random numbers -------------------------------------------------- */
 
@@ -273,6 +279,7 @@ void options_help(const Option *options, int n);    // a line for each of the fi
    again, with a limit on how long threads spin (see there). */
 void program_begin(const char *name, char **argv);
 _Noreturn void die(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void output_check(void);          // flushes standard output; exits 1 if it could not be written
 void *xmalloc(size_t bytes);      // zeroed, 64-byte aligned; exits 1 with the size when there is no memory
 
 int threads_set(int n);           // 0: OMP_NUM_THREADS, else the processors there are. Returns the number.
@@ -326,6 +333,9 @@ static const char *program = "posenc";
 void program_begin(const char *name, char **argv)
 {
     program = name;
+    int fd = open("/dev/null", O_RDONLY);    // a closed stdin, stdout or stderr must not become the model file
+    while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDONLY);
+    if (fd >= 0) close(fd);
 #if defined(_OPENMP) && defined(__linux__)
     if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT") && !setenv("GOMP_SPINCOUNT", "10000", 0))
         execv("/proc/self/exe", argv);
@@ -344,6 +354,11 @@ _Noreturn void die(int code, const char *format, ...)
     va_end(args);
     fputc('\n', stderr);
     exit(code);
+}
+
+void output_check(void)
+{
+    if (fflush(stdout) || ferror(stdout)) die(1, "standard output: %s", strerror(errno));
 }
 
 static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
@@ -452,6 +467,7 @@ enum { NR = VL * NV };
 
 typedef float vec __attribute__((vector_size(VL * 4)));
 typedef int32_t ivec __attribute__((vector_size(VL * 4)));
+typedef uint32_t uvec __attribute__((vector_size(VL * 4)));
 typedef vec vec_at __attribute__((aligned(4), may_alias));    // one in memory, at any float
 const int vector_width = VL;
 
@@ -489,7 +505,7 @@ INLINE vec vexp(vec x)
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    vec y = (vec)((ivec)p + (((ivec)shifted - (ivec)magic) << 23));
+    vec y = (vec)((uvec)p + (((uvec)shifted - (uvec)magic) << 23));
     y = choose(x < splat(-87.0f), splat(0), y);
     return choose(x > splat(88.0f), splat(INFINITY), y);
 }
@@ -1940,13 +1956,20 @@ int *tokenizer_encode(const Tokenizer *t, const char *text, size_t length, size_
     return out;
 }
 
+size_t tokenizer_unknown(const Tokenizer *t, const int *tokens, size_t n)
+{
+    size_t unknown = 0;
+    for (size_t i = 0; i < n && !t->bytes; i++) unknown += tokens[i] == 0;
+    return unknown;
+}
+
 const char *tokenizer_decode(const Tokenizer *t, int token, int first, int *length)
 {
     static char byte[256];
     const int value = t->bytes ? token : piece_byte(t->piece[token], t->length[token]);
     if (value >= 0) {
         byte[value] = (char)value;
-        *length = 1;
+        *length = !(first && !t->bytes && value == ' ');
         return &byte[value];
     }
     const char *s = t->piece[token];
@@ -2038,9 +2061,45 @@ char *file_read(const char *path, size_t *size)
     return data;
 }
 
-static void write_all(FILE *f, const void *data, size_t bytes, const char *path)
+char *text_read(const char *path, size_t *size, size_t *converted)
 {
-    if (bytes && fwrite(data, 1, bytes, f) != bytes) die(1, "%s: %s", path, strerror(errno));
+    size_t n;
+    char *data = file_read(path, &n);
+    const uint8_t *b = (const uint8_t *)data;
+    if (n >= 2 && ((b[0] == 0xFF && b[1] == 0xFE) || (b[0] == 0xFE && b[1] == 0xFF)))
+        die(1, "%s: the text is UTF-16; save it as UTF-8", path);
+    *size = *converted = 0;
+    for (size_t i = n >= 3 && !memcmp(b, "\xEF\xBB\xBF", 3) ? 3 : 0; i < n; i++) {
+        const int end = data[i] == '\r';
+        if (end && i + 1 < n && data[i + 1] == '\n') i++;
+        data[(*size)++] = end ? '\n' : data[i];
+        *converted += (size_t)end;
+    }
+    data[*size] = 0;
+    return data;
+}
+
+static FILE *temporary_open(char **temporary, const char *path)    // beside path: a rename must not cross file systems
+{
+    const size_t size = strlen(path) + 32;
+    *temporary = xmalloc(size);
+    snprintf(*temporary, size, "%s.%ld.tmp", path, (long)getpid());
+    FILE *f = fopen(*temporary, "wb");
+    if (!f) die(1, "%s: %s", path, strerror(errno));
+    return f;
+}
+
+void file_check_writable(const char *path)
+{
+    struct stat info;
+    char *temporary;
+    if (!*path) die(2, "the name of a file to write is empty");
+    const int exists = !stat(path, &info);
+    if (exists && S_ISDIR(info.st_mode)) die(1, "%s: is a directory, expected the name of a file to write", path);
+    if (exists && !S_ISREG(info.st_mode)) die(1, "%s: is not a regular file and will not be replaced", path);
+    fclose(temporary_open(&temporary, path));
+    unlink(temporary);
+    free(temporary);
 }
 
 void model_save(const Model *m, const char *path, const TrainState *state)
@@ -2048,7 +2107,7 @@ void model_save(const Model *m, const char *path, const TrainState *state)
     const Config *c = &m->config;
     const Tokenizer *t = &m->tokenizer;
     const size_t vocab_room = round_up(t->file_size, 64), floats = m->params.count * sizeof(float);
-    char *vocabulary = xmalloc(vocab_room), *temporary = xmalloc(strlen(path) + 5);
+    char *vocabulary = xmalloc(vocab_room), *temporary;
     if (t->file_size) memcpy(vocabulary, t->file, t->file_size);
     Header h = { .version = VERSION, .shape = { c->dim, c->hidden_dim, c->n_layers, c->n_heads, c->n_kv_heads, c->vocab_size,
                                                 c->seq_len, c->untied, c->start_token } };
@@ -2068,19 +2127,19 @@ void model_save(const Model *m, const char *path, const TrainState *state)
     }
     h.sum = checksum(&h, offsetof(Header, sum));
 
-    sprintf(temporary, "%s.tmp", path);
-    FILE *f = fopen(temporary, "wb");
-    if (!f) die(1, "%s: %s", temporary, strerror(errno));
-    write_all(f, &h, sizeof h, temporary);
-    write_all(f, vocabulary, vocab_room, temporary);
-    write_all(f, m->params.data, floats, temporary);
-    if (state) {
-        write_all(f, state, sizeof *state, temporary);
-        write_all(f, m->m, floats, temporary);
-        write_all(f, m->v, floats, temporary);
+    const struct { const void *data; size_t bytes; } part[] = {
+        { &h, sizeof h }, { vocabulary, vocab_room }, { m->params.data, floats },
+        { state, state ? sizeof *state : 0 }, { m->m, state ? floats : 0 }, { m->v, state ? floats : 0 } };
+    FILE *f = temporary_open(&temporary, path);
+    int good = 1;
+    for (size_t i = 0; i < sizeof part / sizeof *part; i++)
+        good = good && (!part[i].bytes || fwrite(part[i].data, 1, part[i].bytes, f) == part[i].bytes);
+    good = good && !fflush(f) && !fsync(fileno(f));
+    if (fclose(f) || !good || rename(temporary, path)) {
+        const int reason = errno;
+        unlink(temporary);
+        die(1, "%s: %s; nothing was saved", path, strerror(reason));
     }
-    if (fflush(f) || fsync(fileno(f)) || fclose(f)) die(1, "%s: %s", temporary, strerror(errno));
-    if (rename(temporary, path)) die(1, "%s: %s", path, strerror(errno));
     free(vocabulary), free(temporary);
 }
 
@@ -2091,7 +2150,8 @@ static char *file_map(const char *path, size_t *size)
     const int fd = open(path, O_RDONLY);
     if (fd < 0 || fstat(fd, &info)) die(1, "%s: %s", path, strerror(errno));
     if (S_ISDIR(info.st_mode)) die(1, "%s: is a directory, expected a model file", path);
-    if (!S_ISREG(info.st_mode) || info.st_size < 28) die(1, "%s: not a model file: %lld bytes", path, (long long)info.st_size);
+    if (!S_ISREG(info.st_mode)) die(1, "%s: is not a regular file, a model must be one", path);
+    if (info.st_size < 28) die(1, "%s: not a model file: %lld bytes", path, (long long)info.st_size);
     *size = (size_t)info.st_size;
     char *map = mmap(NULL, *size, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
     if (map == MAP_FAILED) die(1, "%s: %s", path, strerror(errno));
@@ -2108,7 +2168,8 @@ static void check_config(Config *c, const char *path)
 static void check_size(const char *path, double expected, size_t found)
 {
     if (expected != (double)found)
-        die(1, "%s: expected %.0f bytes for a model of this shape, found %zu (cut off?)", path, expected, found);
+        die(1, "%s: expected %.0f bytes for a model of this shape, found %zu%s", path, expected, found,
+            (double)found < expected ? " (cut off?)" : "");
 }
 
 static int max_positions(const Config *c, int max_len, const char *path)
@@ -2225,14 +2286,17 @@ int model_load(Model *m, const char *path, const char *tokenizer, int max_len, T
         load_llama2c(m, path, file, size, max_len);
         munmap(file, size);
     }
+    Tokenizer own = m->tokenizer;
     if (tokenizer) {
-        tokenizer_free(&m->tokenizer);
         if (strcmp(tokenizer, "bytes")) tokenizer_load(&m->tokenizer, tokenizer);
         else tokenizer_bytes(&m->tokenizer);
     }
-    if (m->tokenizer.size && m->tokenizer.size != m->config.vocab_size)
-        die(1, "%s: the model has %d tokens, its vocabulary %s has %d", path, m->config.vocab_size, tokenizer ? tokenizer : "inside",
-            m->tokenizer.size);
+    const Tokenizer *t = &m->tokenizer;
+    if (t->size && t->size != m->config.vocab_size)
+        die(1, "%s: the model has %d tokens, its vocabulary %s has %d", path, m->config.vocab_size, tokenizer ? tokenizer : "inside", t->size);
+    if (tokenizer && own.size && (own.file_size != t->file_size || (t->file_size && memcmp(own.file, t->file, t->file_size))))
+        die(1, "%s: carries its own vocabulary, and %s is another one", path, tokenizer);
+    if (tokenizer) tokenizer_free(&own);
     return has_state;
 }
 
@@ -2266,10 +2330,10 @@ static void option_value(Option *o, const char *shown, const char *text)
     if (o->f) *o->f = value = strtod(text, &end);
     if (o->i) value = (double)strtoll(text, &end, 10);
     if (o->u) *o->u = strtoull(text, &end, 10);
-    if (!*text || *end || (o->u && (errno || strchr(text, '-'))))
+    if (!*text || *end || strchr(" \t\n", *text) || (o->u && (errno || strchr(text, '-'))))
         die(2, "%s: \"%s\" is not a %s", shown, text, o->f ? "number" : o->u ? "whole number from 0 to 18446744073709551615" : "whole number");
     if (!o->u && !(value >= o->min && value <= o->max))
-        die(2, "%s: %s is not between %g and %g", shown, text, o->min, o->max);
+        die(2, "%s: %s is not between %.10g and %.10g", shown, text, o->min, o->max);
     if (o->i) *o->i = (int)value;
 }
 
@@ -2282,7 +2346,8 @@ int options_parse(Option *options, int argc, char **argv, void (*help)(void))
         if (!strcmp(arg, "--")) { plain = 1; continue; }
         if (!strcmp(arg, "--help") || !strcmp(arg, "-h")) {
             help();
-            exit(fflush(stdout) ? 1 : 0);
+            output_check();
+            exit(0);
         }
         Option *o = options;
         if (arg[1] == '-') {

@@ -61,11 +61,6 @@ static int parse_contexts(int *list)
     return n;
 }
 
-static void check_output(void)
-{
-    if (fflush(stdout) || ferror(stdout)) die(1, "standard output: %s", strerror(errno));
-}
-
 /* ---- Evaluation -------------------------------------------------------------------------------------------- */
 
 /* Every token of the text but the first is a target once, whatever the context: windows of ctx targets follow each other, and
@@ -91,8 +86,9 @@ static double mean(const float *loss, size_t n, size_t *count, size_t ctx, size_
 
 static void evaluate(Model *m, const int *contexts, int n_contexts)
 {
-    size_t size, n, count, bytes = 0;
-    char *text = file_read(eval_file, &size);
+    size_t size, n, count, bytes = 0, converted;
+    char *text = text_read(eval_file, &size, &converted);
+    if (converted && !quiet) fprintf(stderr, "run: %s: %zu carriage returns were read as newlines\n", eval_file, converted);
     int *ids = tokenizer_encode(&m->tokenizer, text, size, &n);
     if (n < 2) die(1, "%s: nothing to score: %zu tokens, and the first has no context", eval_file, n);
     for (size_t i = 1; i < n; i++) {
@@ -109,11 +105,11 @@ static void evaluate(Model *m, const int *contexts, int n_contexts)
         if (!isfinite(all)) die(1, "the loss at context %zu is %g: the model computes values that are not numbers", ctx, all);
         if (!by_position) printf("%zu\t%zu\t%.6f\t%.4f\t%.6f\n", ctx, n, all, exp(all), all * (double)n / log(2) / (double)bytes);
         for (size_t from = 0, to; by_position && from < min_size(ctx, n); from = to) {    // 0, 1, 2-3, 4-7, ...
-            to = min_size(ctx, from ? 2 * from : 1);
+            to = min_size(min_size(ctx, n), from ? 2 * from : 1);
             const double part = mean(loss, n, &count, ctx, from, to);
             printf("%zu\t%zu\t%zu\t%zu\t%.6f\n", ctx, from, to - 1, count, part);
         }
-        check_output();
+        output_check();
     }
     free(text), free(ids), free(loss);
 }
@@ -136,7 +132,7 @@ static size_t unfinished(const char *s, size_t n)    // bytes at the end that be
 /* Appends and prints what is safe to print; returns 1 when a stop text came, and prints what stands before it. */
 static int output(Output *o, const char *text, size_t length, int last)
 {
-    o->text = grow(o->text, &o->room, o->n + length, 1);
+    o->text = grow(o->text, &o->room, o->n + length + 1, 1);
     memcpy(o->text + o->n, text, length);
     o->n += length;
     size_t safe = o->n, stopped = 0;
@@ -149,26 +145,26 @@ static int output(Output *o, const char *text, size_t length, int last)
         }
     if (!stopped && !last && safe == o->n) safe -= unfinished(o->text, o->n);
     fwrite(o->text, 1, safe, stdout);
-    check_output();
+    output_check();
     memmove(o->text, o->text + safe, o->n -= safe);
     return (int)stopped;
 }
 
-static void generate(Model *m, const int *ids, size_t n, int implied, int ctx)
+static void generate(Model *m, int *ids, size_t n, int implied, int ctx)
 {
     const Tokenizer *t = &m->tokenizer;
     Output out = {0};
     Cache kv;
     int length, made = 0, room = ctx - (int)n + 1;
     if (tokens > room && given("tokens"))
-        fprintf(stderr, "run: the context of %d holds %d tokens after a prompt of %zu\n", ctx, room, n);
+        fprintf(stderr, "run: with a context of %d, a prompt of %zu tokens leaves %d to generate\n", ctx, n, room);
     const int want = tokens < room ? tokens : room;
-    cache_create(&kv, m, ctx);
+    cache_create(&kv, m, (int)n + want);
     for (size_t i = (size_t)implied; i < n; i++) {
         const char *s = tokenizer_decode(t, ids[i], i == (size_t)implied, &length);
         fwrite(s, 1, (size_t)length, stdout);
     }
-    check_output();
+    output_check();
 
     const double t0 = seconds();
     const float *logits = model_decode(m, &kv, ids, (int)n);
@@ -179,14 +175,14 @@ static void generate(Model *m, const int *ids, size_t n, int implied, int ctx)
                                  rng_uniform(seed, RNG_SAMPLE, (uint64_t)made));
         if (token < 0) die(1, "the model computes values that are not numbers (token %d)", made);
         if (!t->bytes && (token == 1 || token == 2)) break;    // begin or end of a text
-        ((int *)ids)[n + (size_t)made] = token;
+        ids[n + (size_t)made] = token;
         const char *s = tokenizer_decode(t, token, implied && !made && m->config.start_token >= 0, &length);
         if (output(&out, s, (size_t)length, 0)) { made++; break; }
     }
     const double t2 = seconds();
     output(&out, "", 0, 1);
     putchar('\n');
-    check_output();
+    output_check();
     if (!quiet) {
         fprintf(stderr, "run: prompt %zu tokens in %.1f ms (%.0f tok/s)", n, 1e3 * (t1 - t0), (double)n / (t1 - t0));
         if (made > 1) fprintf(stderr, ", generated %d in %.2f s (%.1f tok/s)", made, t2 - t1, (made - 1) / (t2 - t1));
@@ -202,6 +198,7 @@ int main(int argc, char **argv)
     const int n_args = options_parse(options, argc, argv, help);
     if (n_args != 1) die(2, n_args ? "more than one model was given: %s and %s" : "no model was given (--help shows how)", argv[0], argv[1]);
     if (prompt && prompt_file) die(2, "--prompt and --prompt-file exclude each other");
+    if (eval_file && (encode || prompt || prompt_file)) die(2, "--eval excludes --encode, --prompt and --prompt-file");
     if (by_position && !eval_file) die(2, "--by-position needs --eval");
     int contexts[CONTEXTS] = {0}, longest = 0, n_contexts = parse_contexts(contexts);
     if (n_contexts > 1 && !eval_file) die(2, "--ctx takes one number here; a list needs --eval");
@@ -225,25 +222,27 @@ int main(int argc, char **argv)
         return 0;
     }
 
-    size_t size = 0, n;
-    char *file = prompt_file ? file_read(prompt_file, &size) : NULL;
-    if (size && file[size - 1] == '\n') size -= size > 1 && file[size - 2] == '\r' ? 2 : 1;
+    size_t size = 0, n, converted;
+    char *file = prompt_file ? text_read(prompt_file, &size, &converted) : NULL;
+    if (size && file[size - 1] == '\n') size--;    // editors put it there
     const char *text = file ? file : prompt ? prompt : "";
     if (!file) size = strlen(text);
     // The model sees: its start token if it has one, then the prompt. With neither, a newline: the beginning of a line.
     int *body = tokenizer_encode(&m.tokenizer, size ? text : "\n", size ? size : 1, &n);
+    const size_t unknown = tokenizer_unknown(&m.tokenizer, body, n);
+    if (unknown) fprintf(stderr, "run: %zu characters of the prompt are not in the vocabulary\n", unknown);
     const int start = c->start_token >= 0, implied = start || !size;
     const size_t from = size ? 0 : start ? n : n - 1, in_prompt = n - from + (size_t)start;
-    if (in_prompt > (size_t)contexts[0])
+    if (!encode && in_prompt > (size_t)contexts[0])
         die(1, "the prompt has %zu tokens, the context %d%s", in_prompt, contexts[0],
             c->pos->bounded ? "" : " (--ctx N goes beyond the trained length)");
-    int *ids = xmalloc((in_prompt + (size_t)contexts[0] + 1) * sizeof *ids);
+    int *ids = xmalloc((in_prompt + (size_t)contexts[0] + 1) * sizeof *ids);    // and room for what is generated
     if (start) ids[0] = c->start_token;
     memcpy(ids + start, body + from, (n - from) * sizeof *ids);
     if (encode) {
         for (size_t i = 0; i < in_prompt; i++) printf("%s%d", i ? " " : "", ids[i]);
         putchar('\n');
-        check_output();
+        output_check();
     } else {
         generate(&m, ids, in_prompt, implied, contexts[0]);
     }

@@ -13,7 +13,8 @@ static int batch = 16, accum = 1, steps = 1500, warmup = -1, threads, eval_every
 static double lr = 2e-3, min_lr = NAN, weight_decay = 0.1, clip = 1, val_frac = 0.1;
 static uint64_t seed;
 
-enum { SHAPE_FIRST = 5, SHAPE_LAST = 11, TRAIN_FIRST = 12, TRAIN_LAST = 20, OWN_OPTIONS = 30, MAX_OPTIONS = 80 };
+// Places in the table: the shape of the model, what decides the bits of a run, and where the encodings' own options begin.
+enum { POS = 0, OUT = 1, TOKENIZER = 4, SHAPE = 5, CTX = 11, RUN = 12, VAL_FRAC = 20, SEED = 22, OWN_OPTIONS = 30, MAX_OPTIONS = 80 };
 
 static Option options[MAX_OPTIONS] = {
     { "pos", 0, "NAME", "positional encoding, see below", .s = &pos },
@@ -88,18 +89,28 @@ static const PosEnc *find_pos(const char *name)
     return found;
 }
 
-/* Gives the options of the chosen encoding their values, and refuses those of another. */
-static void take_pos_options(Config *c)
+/* The shape that the command line asks for: the defaults, or the shape of a file, with what was given laid over it. */
+static Config requested(const Config *file)
 {
-    for (int i = 0; i < POS_OPTIONS; i++) c->pos_opt[i] = c->pos->options[i].value;
-    for (Option *o = options + OWN_OPTIONS; o->name; o++) {
+    Config c = file ? *file : (Config){ .start_token = -1 };    // windows start anywhere, so a prompt needs nothing in front
+    int *const field[] = { &c.dim, &c.n_layers, &c.n_heads, &c.n_kv_heads, &c.hidden_dim, &c.untied, &c.seq_len };
+    for (int i = SHAPE; i <= CTX; i++)
+        if (!file || options[i].given) *field[i - SHAPE] = options[i].i ? *options[i].i : *options[i].on;
+    if (!file || options[POS].given) c.pos = find_pos(pos);
+    if (!file || c.pos != file->pos)
+        for (int i = 0; i < POS_OPTIONS; i++) c.pos_opt[i] = c.pos->options[i].value;
+    for (const Option *o = options + OWN_OPTIONS; o->name; o++) {
         if (!o->given) continue;
         int i = 0;
-        while (i < POS_OPTIONS && c->pos->options[i].name && strcmp(c->pos->options[i].name, o->name)) i++;
-        if (i == POS_OPTIONS || !c->pos->options[i].name) die(2, "--%s is not an option of --pos %s", o->name, c->pos->name);
-        if (c->pos->options[i].whole && *o->f != floor(*o->f)) die(2, "--%s: %g is not a whole number", o->name, *o->f);
-        c->pos_opt[i] = *o->f;
+        while (i < POS_OPTIONS && c.pos->options[i].name && strcmp(c.pos->options[i].name, o->name)) i++;
+        if (i == POS_OPTIONS || !c.pos->options[i].name) die(2, "--%s is not an option of --pos %s", o->name, c.pos->name);
+        if (c.pos->options[i].whole && *o->f != floor(*o->f)) die(2, "--%s: %g is not a whole number", o->name, *o->f);
+        c.pos_opt[i] = *o->f;
     }
+    if (!c.vocab_size) c.vocab_size = 1;    // not known yet
+    const char *wrong = config_check(&c);
+    if (wrong) die(2, "%s", wrong);
+    return c;
 }
 
 /* ---- Data -------------------------------------------------------------------------------------------------- */
@@ -117,41 +128,30 @@ static void note(const char *format, ...)
     fputc('\n', stderr);
 }
 
-/* A text file with a byte-order mark dropped and line ends made \n, appended to *text. */
-static void append_text(char **text, size_t *size, const char *path)
+static char *read_texts(char **paths, int n, size_t *size)    // all as one text
 {
-    size_t n, ends = 0, to = 0;
-    char *data = file_read(path, &n);
-    const uint8_t *b = (const uint8_t *)data;
-    if (!n) die(1, "%s: the file is empty", path);
-    if (n >= 2 && ((b[0] == 0xFF && b[1] == 0xFE) || (b[0] == 0xFE && b[1] == 0xFF)))
-        die(1, "%s: the text is UTF-16; save it as UTF-8", path);
-    for (size_t i = n >= 3 && !memcmp(b, "\xEF\xBB\xBF", 3) ? 3 : 0; i < n; i++) {
-        const int end = data[i] == '\r';
-        if (end && i + 1 < n && data[i + 1] == '\n') i++;
-        data[to++] = end ? '\n' : data[i];
-        ends += (size_t)end;
+    char *all = NULL;
+    *size = 0;
+    for (int i = 0; i < n; i++) {
+        size_t bytes, converted;
+        char *text = text_read(paths[i], &bytes, &converted);
+        if (converted) note("train: %s: %zu carriage returns were read as newlines", paths[i], converted);
+        if (!bytes) die(1, "%s: the file is empty", paths[i]);
+        if (!(all = realloc(all, *size + bytes))) die(1, "out of memory: %.1f MiB were asked for", (double)(*size + bytes) / (1 << 20));
+        memcpy(all + *size, text, bytes);
+        *size += bytes;
+        free(text);
     }
-    if (ends) note("train: %s: %zu line ends with a carriage return were read as newlines", path, ends);
-    if (!*text) {
-        *text = data;
-        *size = to;
-        return;
-    }
-    if (!(*text = realloc(*text, *size + to))) die(1, "out of memory: %.1f MiB were asked for", (double)(*size + to) / (1 << 20));
-    memcpy(*text + *size, data, to);
-    *size += to;
-    free(data);
+    return all;
 }
 
-static Tokens encode_files(const Tokenizer *t, char **paths, int n, size_t *bytes)
+static Tokens encode(const Tokenizer *t, char *text, size_t bytes)    // frees the text
 {
-    char *text = NULL;
     Tokens tokens;
-    *bytes = 0;
-    for (int i = 0; i < n; i++) append_text(&text, bytes, paths[i]);
-    int *ids = tokenizer_encode(t, text, *bytes, &tokens.n);
+    int *ids = tokenizer_encode(t, text, bytes, &tokens.n);
     free(text);
+    const size_t unknown = tokenizer_unknown(t, ids, tokens.n);
+    if (unknown) fprintf(stderr, "train: %zu characters of the text are not in the vocabulary\n", unknown);
     tokens.token = xmalloc(tokens.n * sizeof *tokens.token);
     for (size_t i = 0; i < tokens.n; i++) tokens.token[i] = (uint16_t)ids[i];
     free(ids);
@@ -253,7 +253,7 @@ static const char *number(double x)
     static char text[4][24];
     static int next;
     char *s = text[next++ % 4];
-    if (isnan(x)) return "n/a";
+    if (isnan(x)) return "nan";
     snprintf(s, 24, "%.4f", x);
     return s;
 }
@@ -282,51 +282,40 @@ static FILE *log_open(int64_t step)
 
 /* ---- Starting: a new model, or one that goes on -------------------------------------------------------------- */
 
-static void differs(const char *name, double given, double file, const char *path)
+/* Refuses an option that was given and contradicts the file. Automatic values have been resolved on both sides. */
+static void check_same(const Config *asked, const Config *file, int last, const char *path, const char *hint)
 {
-    die(2, "--%s %g differs from the %g of %s; --resume repeats the run that was stopped (--init starts a new one from its weights)",
-        name, given, file, path);
-}
-
-/* An option that the file decides: takes its value, and refuses another one that was given. */
-static void from_file(int option, double value, const char *path)
-{
-    Option *o = &options[option];
-    const double now = o->i ? *o->i : o->f ? *o->f : *o->on;
-    if (o->given && now != value) differs(o->name, now, value, path);
-    if (o->i) *o->i = (int)value;
-    else if (o->f) *o->f = value;
-    else *o->on = (int)value;
-}
-
-static void shape_from_file(const Config *c, const char *path, int last)
-{
-    const double value[] = { c->dim, c->n_layers, c->n_heads, c->n_kv_heads, c->hidden_dim, c->untied, c->seq_len };
-    for (int i = SHAPE_FIRST; i <= last; i++) from_file(i, value[i - SHAPE_FIRST], path);
+    const int a[] = { asked->dim, asked->n_layers, asked->n_heads, asked->n_kv_heads, asked->hidden_dim, asked->untied, asked->seq_len };
+    const int f[] = { file->dim, file->n_layers, file->n_heads, file->n_kv_heads, file->hidden_dim, file->untied, file->seq_len };
+    for (int i = SHAPE; i <= last; i++)
+        if (a[i - SHAPE] != f[i - SHAPE])
+            die(2, "--%s %d differs from the %d of %s%s", options[i].name, a[i - SHAPE], f[i - SHAPE], path, hint);
 }
 
 static void resume(Model *m, TrainState *s)
 {
-    if (!model_load(m, resume_file, NULL, 0, s))
+    static const char *const hint = "; --resume goes on with the run as it was (--init starts a new one from its weights)";
+    if (!model_load(m, resume_file, options[TOKENIZER].given ? tokenizer_file : NULL, 0, s))
         die(1, "%s: has no training state to resume from; --init %s starts from its weights", resume_file, resume_file);
-    const Config *c = &m->config;
-    if (options[0].given && find_pos(pos) != c->pos)
-        die(2, "--pos %s differs from the %s of %s", pos, c->pos->name, resume_file);
-    for (Option *o = options + OWN_OPTIONS; o->name; o++) {
-        if (!o->given) continue;
-        int i = 0;
-        while (i < POS_OPTIONS && c->pos->options[i].name && strcmp(c->pos->options[i].name, o->name)) i++;
-        if (i == POS_OPTIONS || !c->pos->options[i].name) die(2, "--%s is not an option of the %s of %s", o->name, c->pos->name, resume_file);
-        if (*o->f != c->pos_opt[i]) differs(o->name, *o->f, c->pos_opt[i], resume_file);
-    }
-    shape_from_file(c, resume_file, SHAPE_LAST);
+    const Config *c = &m->config, asked = requested(c);
+    if (asked.pos != c->pos) die(2, "--pos %s differs from the %s of %s%s", pos, c->pos->name, resume_file, hint);
+    check_same(&asked, c, CTX, resume_file, hint);
+    for (int i = 0; i < POS_OPTIONS; i++)
+        if (asked.pos_opt[i] != c->pos_opt[i])
+            die(2, "--%s %g differs from the %g of %s%s", c->pos->options[i].name, asked.pos_opt[i], c->pos_opt[i], resume_file, hint);
     const double value[] = { (double)s->batch, (double)s->accum, (double)s->steps, s->lr, s->min_lr, (double)s->warmup,
                              s->weight_decay, s->clip, s->val_frac };
-    for (int i = TRAIN_FIRST; i <= TRAIN_LAST; i++) from_file(i, value[i - TRAIN_FIRST], resume_file);
-    const Option *o = options;
-    while (o->u != &seed) o++;
-    if (o->given && seed != s->seed) die(2, "--seed differs from the %llu of %s", (unsigned long long)s->seed, resume_file);
+    for (int i = RUN; i <= VAL_FRAC; i++) {
+        Option *o = &options[i];
+        const double file = value[i - RUN], given = o->i ? *o->i : *o->f;
+        if (o->given && given != file) die(2, "--%s %g differs from the %g of %s%s", o->name, given, file, resume_file, hint);
+        if (o->i) *o->i = (int)file;
+        else *o->f = file;
+    }
+    if (options[SEED].given && seed != s->seed)
+        die(2, "--seed %llu differs from the %llu of %s%s", (unsigned long long)seed, (unsigned long long)s->seed, resume_file, hint);
     seed = s->seed;
+    ctx = c->seq_len;
 }
 
 /* A new model with the weights of `from` wherever a tensor of the same name and size is in both. */
@@ -345,42 +334,24 @@ static void take_weights(Model *m, const Model *from)
 static void start(Model *m)
 {
     Model from = {0};
-    Config c = {0};
-    c.start_token = -1;    // windows start anywhere in a text, so a prompt needs nothing in front
-    if (init_file) {
-        const int given = options[4].given;
-        model_load(&from, init_file, given ? tokenizer_file : NULL, 0, NULL);
-        if (!from.tokenizer.size) die(1, "%s: has no vocabulary inside; name it with --tokenizer", init_file);
-        if (!options[SHAPE_LAST].given) ctx = from.config.seq_len;
-        if (!options[0].given) pos = from.config.pos->name;
-        shape_from_file(&from.config, init_file, SHAPE_LAST - 1);
-        c.start_token = from.config.start_token;
-    }
-    c.pos = find_pos(pos);
-    c.dim = dim, c.n_layers = layers, c.n_heads = heads, c.n_kv_heads = kv_heads, c.hidden_dim = hidden;
-    c.untied = untied, c.seq_len = ctx;
-    take_pos_options(&c);
     Tokenizer t;
+    Config c;
     if (init_file) {
+        model_load(&from, init_file, options[TOKENIZER].given ? tokenizer_file : NULL, 0, NULL);
+        if (!from.tokenizer.size) die(1, "%s: has no vocabulary inside; name it with --tokenizer", init_file);
+        c = requested(&from.config);
+        check_same(&c, &from.config, CTX - 1, init_file, "; --init keeps the shape, but for --ctx and --pos");
         t = from.tokenizer;
         from.tokenizer = (Tokenizer){0};
-        if (from.config.pos == c.pos)
-            for (int i = 0; i < POS_OPTIONS; i++) {    // what was not given stays as it was
-                const Option *o = options + OWN_OPTIONS;
-                while (c.pos->options[i].name && o->name && strcmp(o->name, c.pos->options[i].name)) o++;
-                if (c.pos->options[i].name && !o->given) c.pos_opt[i] = from.config.pos_opt[i];
-            }
-    } else if (!strcmp(tokenizer_file, "bytes")) {
-        tokenizer_bytes(&t);
-    } else if (!options[4].given && access(tokenizer_file, F_OK)) {
-        fprintf(stderr, "train: there is no %s here: training on bytes\n", tokenizer_file);
-        tokenizer_bytes(&t);
     } else {
-        tokenizer_load(&t, tokenizer_file);
+        c = requested(NULL);
+        const int absent = !options[TOKENIZER].given && access(tokenizer_file, F_OK);
+        if (absent) fprintf(stderr, "train: there is no %s here: training on bytes\n", tokenizer_file);
+        if (absent || !strcmp(tokenizer_file, "bytes")) tokenizer_bytes(&t);
+        else tokenizer_load(&t, tokenizer_file);
+        c.vocab_size = t.size;
     }
-    c.vocab_size = t.size;
-    const char *wrong = config_check(&c);
-    if (wrong) die(2, "%s", wrong);
+    ctx = c.seq_len;
     note("train: %s parameters and %s floats of activations: %.0f MiB", human((double)config_params(&c)),
          human((double)model_scratch_floats(&c, batch, ctx)),
          (4 * (double)config_params(&c) + (double)model_scratch_floats(&c, batch, ctx)) * 4 / (1 << 20));
@@ -393,18 +364,24 @@ static void start(Model *m)
     }
 }
 
-/* Fails now rather than after the training. */
-static void check_writable(const char *path)
+static int same_file(const char *a, const char *b)
 {
-    struct stat info;
-    char *temporary = xmalloc(strlen(path) + 5);
-    sprintf(temporary, "%s.tmp", path);
-    if (!stat(path, &info) && S_ISDIR(info.st_mode)) die(1, "%s: is a directory, the model needs a file name", path);
-    FILE *f = fopen(temporary, "wb");
-    if (!f) die(1, "%s: %s", temporary, strerror(errno));
-    fclose(f);
-    unlink(temporary);
-    free(temporary);
+    struct stat x, y;
+    return a && b && !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* What is written must be writable, and must not be what is read: found now, not after the training. */
+static void check_outputs(char **texts, int n)
+{
+    const char *const written[] = { out, log_file };
+    for (int i = 0; i < 2; i++) {
+        if (!written[i]) continue;
+        file_check_writable(written[i]);
+        for (int k = 0; k < n; k++)
+            if (same_file(written[i], texts[k])) die(2, "--%s %s would overwrite the text", i ? "log" : "out", written[i]);
+        if (same_file(written[i], val_file)) die(2, "--%s %s would overwrite the validation text", i ? "log" : "out", written[i]);
+    }
+    if (log_file && (same_file(out, log_file) || !strcmp(out, log_file))) die(2, "--out and --log name the same file");
 }
 
 static double standard_deviation(const float *x, size_t n, double factor)
@@ -417,7 +394,14 @@ static double standard_deviation(const float *x, size_t n, double factor)
 /* ---- The run ------------------------------------------------------------------------------------------------ */
 
 static volatile sig_atomic_t interrupted;
-static void on_signal(int signal_number) { interrupted = signal_number; }
+static volatile time_t interrupted_at;
+static void on_signal(int number)    // a second one, a second later, is an order
+{
+    const time_t now = time(NULL);
+    if (interrupted && now > interrupted_at + 1) _exit(128 + number);
+    if (!interrupted) interrupted_at = now;
+    interrupted = number;
+}
 
 static void train(Model *m, TrainState *state, Tokens data, Tokens val)
 {
@@ -441,13 +425,13 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
         }
         const double norm = model_update(m, step, &adamw, (float)rate), took = 1e3 * (seconds() - t0);
         if (!isfinite(loss) || !isfinite(norm))
-            die(1, "step %lld: the loss is %g and the gradient norm %g; nothing was saved at this step (a lower --lr or --clip helps)",
-                (long long)step, loss, norm);
+            die(1, "step %lld: the loss is %s and the norm of the gradient %s; this step was not saved (a lower --lr helps)",
+                (long long)step, number(loss), number(norm));
         state->step = step;
         ms = step - first <= 2 ? took : 0.95 * ms + 0.05 * took;    // the first step is not typical
 
-        const int at_eval = step % every == 0 || step == last;
-        if (at_eval) {
+        const int at_eval = step % every == 0 || step == steps;
+        if (at_eval && !interrupted) {
             val_loss = evaluate(m, val, x, y);
             if (val_loss < state->best_val || !state->best_step) state->best_val = val_loss, state->best_step = step;
         }
@@ -460,8 +444,8 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
         if (!quiet && (at_eval || (tty && seconds() - shown > 1.0 / 6))) {
             const double left = (seconds() - began) / (double)(step - first) * (double)(last - step);
             fprintf(stderr, "%sstep %5lld/%d | loss %.4f | val %s | norm %.2f | lr %.2e | %.1f ms | %s tok/s | eta %s%s", tty ? "\r" : "",
-                    (long long)step, steps, loss, number(val_loss), norm, rate, ms, human(per_step / ms * 1e3), minutes(left),
-                    at_eval ? "\n" : tty ? "\033[K" : "");
+                    (long long)step, steps, loss, isnan(val_loss) ? "n/a" : number(val_loss), norm, rate, ms, human(per_step / ms * 1e3), minutes(left),
+                    !tty ? "\n" : at_eval ? "\033[K\n" : "\033[K");
             shown = seconds();
         }
         if (sample_every && step % sample_every == 0) print_sample(m, step);
@@ -488,13 +472,15 @@ int main(int argc, char **argv)
     const int n = options_parse(options, argc, argv, help);
     if (!n) die(2, "no text file was given (--help shows how)");
     if (resume_file && init_file) die(2, "--resume and --init exclude each other");
-    if (val_file && options[TRAIN_LAST].given) die(2, "--val and --val-frac exclude each other");
+    if (val_file && options[VAL_FRAC].given) die(2, "--val and --val-frac exclude each other");
     if (val_file) val_frac = 0;
-    const Option *o = options;
-    while (o->u != &seed) o++;
-    if (!o->given) seed = (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
+    if (resume_file && !options[OUT].given) out = resume_file;
+    if (!options[SEED].given) seed = (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
     threads = threads_set(threads);
+    check_outputs(argv, n);
 
+    size_t bytes, val_bytes = 0;
+    char *text = read_texts(argv, n, &bytes), *val_text = val_file ? read_texts((char **)&val_file, 1, &val_bytes) : NULL;
     Model m = {0};
     TrainState state = {0};
     if (resume_file) resume(&m, &state);
@@ -502,13 +488,10 @@ int main(int argc, char **argv)
     if (isnan(min_lr)) min_lr = lr / 10;
     if (warmup < 0) warmup = steps / 10 < 100 ? steps / 10 : 100;
     if (m.config.vocab_size > 1 << 16) die(1, "a vocabulary of %d entries; training takes at most %d", m.config.vocab_size, 1 << 16);
-    check_writable(out);
 
-    size_t bytes, val_bytes = 0;
-    Tokens data = encode_files(&m.tokenizer, argv, n, &bytes), val = {0};
+    Tokens data = encode(&m.tokenizer, text, bytes), val = {0};
     if (val_file) {
-        char *path = (char *)val_file;
-        val = encode_files(&m.tokenizer, &path, 1, &val_bytes);
+        val = encode(&m.tokenizer, val_text, val_bytes);
     } else {    // one cut: the text before it is trained on, the text behind it never
         const size_t kept = (size_t)((double)data.n * val_frac);
         data.n -= kept;
@@ -519,11 +502,7 @@ int main(int argc, char **argv)
             val.n && !val_file ? " without the validation part" : "", ctx + 1);
     const uint64_t sum = checksum(data.token, data.n * sizeof *data.token) ^ mix(checksum(val.token, val.n * sizeof *val.token));
     if (resume_file && sum != state.data_sum)
-        die(1, "%s: not the text that %s was trained on", argv[0], resume_file);
-    if (resume_file && state.step >= steps) {
-        note("train: %s is finished, all %d steps: nothing to do", resume_file, steps);
-        return 0;
-    }
+        die(1, "%s%s: not the text%s that %s was trained on", argv[0], n > 1 ? " ..." : "", val_frac == 0 ? " (or not the --val file)" : "", resume_file);
     state = (TrainState){ .step = state.step, .steps = steps, .batch = batch, .accum = accum, .warmup = warmup, .seed = seed,
                           .data_sum = sum, .lr = lr, .min_lr = min_lr, .weight_decay = weight_decay, .clip = clip,
                           .val_frac = val_frac, .best_val = state.best_val, .best_step = state.best_step };
@@ -543,7 +522,10 @@ int main(int argc, char **argv)
     const struct sigaction action = { .sa_handler = on_signal };
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-    train(&m, &state, data, val);
+    sigaction(SIGHUP, &action, NULL);
+    if (resume_file && state.step >= (stop_after ? stop_after : steps))
+        note("train: %s is at step %lld of %d: nothing to do", resume_file, (long long)state.step, steps);
+    else train(&m, &state, data, val);
     free(data.token);
     if (val_file) free(val.token);
     model_free(&m);
