@@ -300,7 +300,7 @@ fails 2 '--dim 32 .*16 '                      resume half.bin --dim 32 abc.txt
 fails 2 '--seed '                             resume half.bin --seed 2 abc.txt
 fails 2 '--rope-base 5 .*10000 '              resume half.bin --rope-base 5 abc.txt
 fails 2 '--t5-max is not'                     resume half.bin --t5-max 5 abc.txt
-fails 2 '--tokenizer'                        resume half.bin --tokenizer bytes.tok abc.txt
+fails 1 'bytes.tok'                          resume half.bin --tokenizer bytes.tok abc.txt
 fails 1 'other.txt: not the text'             resume half.bin other.txt
 fails 1 'foreign: not a model'                resume foreign abc.txt
 works '' resume half.bin --pos RoPE --dim 16 --kv-heads 0 --hidden 0 --rope-dims 0 --lr 0.002 --out a abc.txt    # as at the start
