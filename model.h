@@ -94,7 +94,7 @@ struct PosEnc {
     // Before every forward of a model that is trained: parameters -> tables, where they are not the same.
     void (*forward)(PosTables *t, const float *shared, const Config *c);
     // After every backward: gradients of the tables -> added to gradients of the parameters.
-    void (*backward)(float *dshared, const PosTables *dt, const Config *c);
+    void (*backward)(float *dshared, const PosTables *dt, const float *shared, const Config *c);
     // Before a layer: points the tables into that layer's block of parameters, or of gradients.
     void (*layer)(PosTables *t, float *layer, const Config *c);
 };
@@ -337,7 +337,7 @@ void program_begin(const char *name, char **argv)
     while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDONLY);
     if (fd >= 0) close(fd);
 #if defined(_OPENMP) && defined(__linux__)
-    if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT") && !setenv("GOMP_SPINCOUNT", "10000", 0))
+    if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT") && !setenv("GOMP_SPINCOUNT", "2000", 0))
         execv("/proc/self/exe", argv);
 #else
     (void)argv;
@@ -646,27 +646,31 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k, const 
     }
 }
 
-/* y (n_out) = or += W (n_out, n_in) x: reads W once, so it runs at the speed of memory. */
+/* y (n_out) = or += W (n_out, n_in) x. Reads W once, so it runs at the speed of memory: several rows at a time share the loads of x
+   and give the processor as many streams to fetch. */
 static void matvec(float *y, const float *x, const float *w, size_t n_in, size_t n_out, int accumulate)
 {
+    enum { ROWS = 8 };
     #pragma omp parallel for schedule(static) if (n_in * n_out > 1 << 17)
-    for (long block = 0; block < (long)div_up(n_out, 4); block++) {
-        const size_t o = (size_t)block * 4;
+    for (long block = 0; block < (long)div_up(n_out, ROWS); block++) {
+        const size_t o = (size_t)block * ROWS, rows = min_size(ROWS, n_out - o);
         const float *r = w + o * n_in;
-        if (o + 4 <= n_out) {    // four rows share the loads of x
-            vec s[4] = {0};
+        float sum[ROWS];
+        if (rows == ROWS) {
+            vec s[ROWS] = {0};
             size_t i = 0;
-            for (; i + VL <= n_in; i += VL)
-                for (int k = 0; k < 4; k++) s[k] += load(r + (size_t)k * n_in + i) * load(x + i);
-            for (int k = 0; k < 4; k++) {
-                float sum = vsum(s[k]);
-                for (size_t t = i; t < n_in; t++) sum += r[(size_t)k * n_in + t] * x[t];
-                y[o + (size_t)k] = sum + (accumulate ? y[o + (size_t)k] : 0);
+            for (; i + VL <= n_in; i += VL) {
+                const vec xi = load(x + i);
+                for (int k = 0; k < ROWS; k++) s[k] += load(r + (size_t)k * n_in + i) * xi;
+            }
+            for (int k = 0; k < ROWS; k++) {
+                sum[k] = vsum(s[k]);
+                for (size_t t = i; t < n_in; t++) sum[k] += r[(size_t)k * n_in + t] * x[t];
             }
         } else {
-            for (size_t k = o; k < n_out; k++)
-                y[k] = dot(w + k * n_in, x, n_in) + (accumulate ? y[k] : 0);
+            for (size_t k = 0; k < rows; k++) sum[k] = dot(r + k * n_in, x, n_in);
         }
+        for (size_t k = 0; k < rows; k++) y[o + k] = sum[k] + (accumulate ? y[o + k] : 0);
     }
 }
 
@@ -1576,7 +1580,7 @@ static double run_batch(Model *m, float *losses, const int *tokens, const int *t
         if (losses) memcpy(losses + at, a->losses, rows * sizeof *losses);
         if (weight != 0) layers_backward(m, tokens + at, piece_positions, n, T);
     }
-    if (weight != 0 && c->pos->backward) c->pos->backward(m->grads.pos, &m->dpos, c);
+    if (weight != 0 && c->pos->backward) c->pos->backward(m->grads.pos, &m->dpos, m->params.pos, c);
     return sum / (double)all;
 }
 

@@ -126,8 +126,9 @@ static void t5_forward(PosTables *t, const float *shared, const Config *c)
             *pos_bias(t, h, n) = sqrtf((float)c->dim) * shared[b * c->n_heads + h];
 }
 
-static void t5_backward(float *dshared, const PosTables *dt, const Config *c)
+static void t5_backward(float *dshared, const PosTables *dt, const float *shared, const Config *c)
 {
+    (void)shared;    // linear: its values do not matter
     for (int n = 0; n < dt->len; n++)
         for (int h = 0, b = t5_bucket(n, c); h < c->n_heads; h++)
             dshared[b * c->n_heads + h] += sqrtf((float)c->dim) * *pos_bias(dt, h, n);

@@ -28,7 +28,7 @@ static Option options[] = {
     { "eval", 0, "FILE", "print the loss on a text: ctx tokens loss ppl bits_per_byte", .s = &eval_file },
     { "by-position", 0, NULL, "with --eval: by position in the window: ctx from to tokens loss", .on = &by_position },
     { "quiet", 'q', NULL, "print errors and warnings only", .on = &quiet },
-    { NULL }
+    { .name = NULL }
 };
 
 static void help(void)
@@ -176,7 +176,7 @@ static void generate(Model *m, int *ids, size_t n, int implied, int ctx)
         if (token < 0) die(1, "the model computes values that are not numbers (token %d)", made);
         if (!t->bytes && (token == 1 || token == 2)) break;    // begin or end of a text
         ids[n + (size_t)made] = token;
-        const char *s = tokenizer_decode(t, token, implied && !made && m->config.start_token >= 0, &length);
+        const char *s = tokenizer_decode(t, token, !made && n == 1 && m->config.start_token >= 0, &length);
         if (output(&out, s, (size_t)length, 0)) { made++; break; }
     }
     const double t2 = seconds();

@@ -168,33 +168,32 @@ static void window(int *x, int *y, Tokens data, int64_t w)
     }
 }
 
-/* Mean loss over the validation text: every target once, in windows that follow each other. A text longer than EVAL_TOKENS is
-   represented by windows spread evenly over it. NaN when there is none. */
+/* Mean loss over the validation text: every target once, in windows of ctx that follow each other, the last one shorter. A text longer
+   than EVAL_TOKENS is represented by windows spread evenly over it. NaN when there is none. */
 enum { EVAL_TOKENS = 1 << 18 };
-static double evaluate(Model *m, Tokens val, int *x, int *y)
+static double evaluate(Model *m, Tokens val)
 {
     if (val.n < 2) return NAN;
-    const size_t T = (size_t)ctx, windows = (val.n - 1 + T - 1) / T;
-    const size_t take = min_size(windows, EVAL_TOKENS / T + 1);
+    const size_t T = (size_t)ctx, windows = div_up(val.n - 1, T), take = min_size(windows, EVAL_TOKENS / T + 1);
+    const size_t at_once = div_up(PIECE_TOKENS, T);
+    int *x = xmalloc(at_once * T * sizeof *x), *y = xmalloc(at_once * T * sizeof *y);
     double sum = 0;
-    size_t scored = 0;
-    for (size_t i = 0, n = 0, length = 0; i < take; i++) {
-        const size_t at = (windows * i / take) * T, left = min_size(T, val.n - 1 - at);
-        if (n && left != length) {    // the last window may be shorter
+    size_t scored = 0, n = 0, length = T;
+    for (size_t i = 0; i <= take; i++) {
+        const size_t at = windows * min_size(i, take - 1) / take * T, left = min_size(T, val.n - 1 - at);
+        if (n == at_once || (n && (i == take || left != length))) {
             sum += model_loss(m, NULL, x, y, NULL, (int)n, (int)length) * (double)(n * length);
+            scored += n * length;
             n = 0;
         }
         length = left;
-        for (size_t t = 0; t < left; t++) {
+        for (size_t t = 0; i < take && t < left; t++) {
             x[n * left + t] = val.token[at + t];
             y[n * left + t] = val.token[at + t + 1];
         }
-        scored += left;
-        if (++n == (size_t)batch || i + 1 == take) {
-            sum += model_loss(m, NULL, x, y, NULL, (int)n, (int)length) * (double)(n * length);
-            n = 0;
-        }
+        n++;
     }
+    free(x), free(y);
     return sum / (double)scored;
 }
 
@@ -210,10 +209,11 @@ static void print_sample(Model *m, int64_t step)
 {
     Cache kv;
     size_t n;
-    int *first = tokenizer_encode(&m->tokenizer, "\n", 1, &n), length;
-    cache_create(&kv, m, ctx + (int)n);
+    int *newline = tokenizer_encode(&m->tokenizer, "\n", 1, &n), length;
+    cache_create(&kv, m, ctx);
     fprintf(stderr, "--- sample at step %lld ---\n", (long long)step);
-    const float *logits = model_decode(m, &kv, first, (int)n < ctx ? (int)n : ctx);
+    const float *logits = model_decode(m, &kv, newline + n - 1, 1);    // what ./run begins with when it has no prompt
+    free(newline);
     while (kv.used < ctx) {
         const int token = sample(logits, m->config.vocab_size, 0.8f, 0, 0.95f,
                                  rng_uniform(seed, RNG_SAMPLE + (uint64_t)step, (uint64_t)kv.used));
@@ -223,7 +223,6 @@ static void print_sample(Model *m, int64_t step)
         logits = model_decode(m, &kv, &token, 1);
     }
     fprintf(stderr, "\n---\n");
-    free(first);
     cache_free(&kv);
 }
 
@@ -384,11 +383,11 @@ static void check_outputs(char **texts, int n)
     if (log_file && (same_file(out, log_file) || !strcmp(out, log_file))) die(2, "--out and --log name the same file");
 }
 
-static double standard_deviation(const float *x, size_t n, double factor)
+static double root_mean_square(const float *x, size_t n)
 {
-    double sum = 0, squares = 0;
-    for (size_t i = 0; i < n; i++) sum += (double)x[i], squares += (double)x[i] * (double)x[i];
-    return factor * sqrt(squares / (double)n - sum / (double)n * (sum / (double)n));
+    double squares = 0;
+    for (size_t i = 0; i < n; i++) squares += (double)x[i] * (double)x[i];
+    return sqrt(squares / (double)n);
 }
 
 /* ---- The run ------------------------------------------------------------------------------------------------ */
@@ -432,7 +431,7 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
 
         const int at_eval = step % every == 0 || step == steps;
         if (at_eval && !interrupted) {
-            val_loss = evaluate(m, val, x, y);
+            val_loss = evaluate(m, val);
             if (val_loss < state->best_val || !state->best_step) state->best_val = val_loss, state->best_step = step;
         }
         if (log) {
@@ -475,7 +474,7 @@ int main(int argc, char **argv)
     if (val_file && options[VAL_FRAC].given) die(2, "--val and --val-frac exclude each other");
     if (val_file) val_frac = 0;
     if (resume_file && !options[OUT].given) out = resume_file;
-    if (!options[SEED].given) seed = (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
+    if (!options[SEED].given && !resume_file) seed = (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
     threads = threads_set(threads);
     check_outputs(argv, n);
 
@@ -514,9 +513,9 @@ int main(int argc, char **argv)
     note("train: %s tokens to train on, %s to validate, %.2f bytes each; %d thread%s (%s), vectors of %d floats", human((double)data.n),
          human((double)val.n), (double)(bytes + val_bytes) / (double)(data.n + val.n), threads, threads > 1 ? "s" : "", threads_kind, vector_width);
     if (m.pos.embed && !resume_file)
-        note("train: standard deviation of the embedding %.4f, of the encoding that is added to it %.4f",
-             standard_deviation(m.params.token_embedding, (size_t)c->vocab_size * (size_t)c->dim, 1),
-             standard_deviation(m.pos.embed, (size_t)c->seq_len * (size_t)c->dim, (double)m.pos.embed_scale));
+        note("train: the embedding has a standard deviation of %.4f, the encoding that is added to it %.4f",
+             root_mean_square(m.params.token_embedding, (size_t)c->vocab_size * (size_t)c->dim),
+             (double)m.pos.embed_scale * root_mean_square(m.pos.embed, (size_t)c->seq_len * (size_t)c->dim));
     if (!resume_file) note("train: a guess among all tokens has a loss of ln %d = %.4f", c->vocab_size, log(c->vocab_size));
 
     const struct sigaction action = { .sa_handler = on_signal };
