@@ -55,7 +55,7 @@ test-only: $(TESTS:%=$(BUILD)/%)
 # A model of the sample text in under two minutes, and a story it writes.
 demo: all
 	./train --pos rope --seed 1 --out $(BUILD)/demo.bin tests/data/stories.txt
-	./run $(BUILD)/demo.bin --seed 1 -p "One day"
+	./run $(BUILD)/demo.bin --seed 1 -p "One day, Mia"
 
 # PEERS=1 adds PyTorch, where python3 has it.
 bench: $(BUILD)/bench

@@ -8,9 +8,9 @@
 /* ---- Options: the defaults are here, --help prints them --------------------------------------------------- */
 
 static const char *pos = "rope", *out = "model.bin", *resume_file, *init_file, *tokenizer_file = "tokenizer.bin", *val_file, *log_file;
-static int dim = 192, layers = 4, heads = 6, kv_heads, hidden, ctx = 128, untied;
-static int batch = 16, accum = 1, steps = 1500, warmup = -1, threads, eval_every, sample_every, save_every, stop_after, quiet;
-static double lr = 2e-3, min_lr = NAN, weight_decay = 0.1, clip = 1, val_frac = 0.1;
+static int dim = 128, layers = 4, heads = 4, kv_heads, hidden, ctx = 256, untied;
+static int batch = 4, accum = 1, steps = 2400, warmup = -1, threads, eval_every, sample_every, save_every, stop_after, quiet;
+static double lr = 3e-3, min_lr = NAN, weight_decay = 0.1, clip = 1, val_frac = 0.1;
 static uint64_t seed;
 
 // Places in the table: the shape of the model, what decides the bits of a run, and where the encodings' own options begin.
