@@ -7,13 +7,16 @@ BUILD   ?= build
 SANITIZE =
 WARN     = -Wall -Wextra -Wshadow
 
-# gnu11 lets the compiler fuse multiply and add, c11 does not; errno of sqrtf would forbid vectors. No -ffast-math: NaN must be seen.
+# gnu11 lets the compiler fuse multiply and add, c11 does not; errno of sqrtf would forbid vectors.
+# No -ffast-math: NaN must be seen.
 FLAGS    = -std=gnu11 -fno-math-errno $(WARN) $(CFLAGS) $(if $(ARCH),-march=$(ARCH)) $(SANITIZE)
 
-# OpenMP is found by compiling and linking a program that needs it: with gcc and clang, then with Apple's clang and Homebrew's libomp.
+# OpenMP is found by compiling and linking a program that needs it: with gcc and clang, then with
+# Apple's clang and Homebrew's libomp.
 ifeq ($(OMP),1)
 BREW    := $(shell brew --prefix libomp 2>/dev/null)
-try      = $(shell printf '\043include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n' | \
+try      = $(shell printf '\043include <omp.h>\nint main(void) { return %s; }\n' \
+           'omp_get_max_threads() < 1' | \
            $(CC) -x c - -o /dev/null $(1) >/dev/null 2>&1 && echo '$(1)')
 OPENMP  := $(call try,-fopenmp)
 ifeq ($(OPENMP),)
@@ -47,7 +50,8 @@ test: all $(TESTS:%=$(BUILD)/%)
 
 # The same tests with address and undefined-behaviour sanitizers, in a folder of their own.
 asan:
-	@$(MAKE) --no-print-directory test-only BUILD=build/asan CFLAGS="-O1 -g" SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
+	@$(MAKE) --no-print-directory test-only BUILD=build/asan CFLAGS="-O1 -g" \
+	    SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
 
 test-only: $(TESTS:%=$(BUILD)/%)
 	@sh tests/run.sh $(TESTS:%=$(BUILD)/%)
@@ -74,6 +78,7 @@ help:
 	@echo "make test       all tests            make asan    with sanitizers"
 	@echo "make bench      speed and memory beside this machine's limits (PEERS=1: and PyTorch)"
 	@echo "make lines      lines of each file   make clean"
-	@echo "variables: CC=$(CC) ARCH=$(ARCH) OMP=$(OMP) CFLAGS=\"$(CFLAGS)\"; here OpenMP is \"$(OPENMP)\""
+	@echo "variables: CC=$(CC) ARCH=$(ARCH) OMP=$(OMP) CFLAGS=\"$(CFLAGS)\";" \
+	    "here OpenMP is \"$(OPENMP)\""
 
 .PHONY: all test test-only asan demo bench lines clean help

@@ -26,9 +26,9 @@
    Conventions. B sequences of T tokens; S keys; V = vocab_size; D = head size; matrices are
    row-major, weights are (out, in). Everything is fp32 but sums over many tokens and angles, which
    are double. Outputs come first in argument lists, then inputs, then sizes. A backward ADDS to
-   gradients of parameters; the caller zeroes them. Nothing depends on the number of threads: the same
-   seed gives the same bits. Functions that can fail because of a file, an option or memory do not
-   return an error: they print one line and exit (1 a file or memory, 2 an option). */
+   gradients of parameters; the caller zeroes them. Nothing depends on the number of threads: the
+   same seed gives the same bits. Functions that can fail because of a file, an option or memory do
+   not return an error: they print one line and exit (1 a file or memory, 2 an option). */
 #ifndef MODEL_H
 #define MODEL_H
 
@@ -36,7 +36,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* ---- Positional encodings: what posenc.c gives to the model --------------------------------------- */
+/* ---- Positional encodings: what posenc.c gives to the model ---------------------------------- */
 
 enum { POS_OPTIONS = 8 };
 
@@ -55,19 +55,19 @@ typedef struct {                  // the shape of a model; saved with it
     double pos_opt[POS_OPTIONS];  // values of pos->options, in their order
 } Config;
 
-/* The places where an encoding can act; a NULL pointer is a place not used. The same struct holds the
-   gradients of what can be trained. n = position of the query - position of the key, n >= 0. */
+/* The places where an encoding can act; a NULL pointer is a place not used. The same struct holds
+   the gradients of what can be trained. n = position of the query - position of the key, n >= 0. */
 typedef struct {
     int len;                      // positions 0 .. len-1 are served
     float *embed;                 // (len, dim)      added to the token embedding, times embed_scale
     float embed_scale;
     float *cos, *sin;             // (len, rotary/2) turn the pairs (2i, 2i+1) of the first `rotary`
     int rotary;                   //                 dimensions of every head of q and k
-    float *bias;                  // (n_heads, len)  row bias, one vector per head: added to the score
-                                  //                 at distance n; see pos_bias for the layout
+    float *bias;                  // (n_heads, len)  row bias, one vector per head: added to the
+                                  //                 score at distance n; layout: see pos_bias
     float *rel_k;                 // (clip+1, D)     row bias, one vector per query: adds
                                   //                 q.rel_k[min(n, clip)] / sqrt(D) to the score
-    float *rel_v;                 // (clip+1, D)     value rows: adds rel_v[min(n, clip)] to the value
+    float *rel_v;                 // (clip+1, D)     value rows: adds rel_v[min(n, clip)] to v
     int clip;
     float *owned[2];              // memory of this struct's own, see pos_alloc
 } PosTables;
@@ -83,15 +83,17 @@ struct PosEnc {
     PosOption options[POS_OPTIONS];
     int bounded;                  // 1: nothing is defined past the trained length
 
-    // Replaces automatic option values and checks the shape; writes to `why` what is wrong, if anything.
+    // Replaces automatic option values and checks the shape; writes what is wrong, if anything,
+    // to `why`.
     void (*configure)(Config *c, char *why, size_t size);
     // Number of trained floats: one block for the whole model, and one block per layer.
     size_t (*shared_params)(const Config *c);
     size_t (*layer_params)(const Config *c);
     float init_std;               // their initial standard deviation (normal, mean 0)
-    // Once: allocates (pos_alloc) and fills the tables for positions 0 .. t->len-1, or points into `shared`.
+    // Once: allocates (pos_alloc) and fills the tables for positions 0 .. t->len-1, or points
+    // into `shared`.
     void (*build)(PosTables *t, float *shared, const Config *c);
-    // Before every forward of a model that is trained: parameters -> tables, where they are not the same.
+    // Before every forward of a model that is trained: parameters -> tables, where they differ.
     void (*forward)(PosTables *t, const float *shared, const Config *c);
     // After every backward: gradients of the tables -> added to gradients of the parameters.
     void (*backward)(float *dshared, const PosTables *dt, const float *shared, const Config *c);
@@ -102,17 +104,18 @@ struct PosEnc {
 extern const PosEnc posencs[];                  // posenc.c; ends with a row whose name is NULL
 const PosEnc *posenc_find(const char *name);    // any letter case; NULL if there is none
 
-/* The row bias is stored backwards, so that the addends of one query for keys in ascending order lie
-   in ascending memory, and each row is followed by BIAS_PAD floats that a tile may read past the diagonal. */
+/* The row bias is stored backwards, so that the addends of one query for keys in ascending order
+   lie in ascending memory, and each row is followed by BIAS_PAD floats that a tile may read past
+   the diagonal. */
 enum { BIAS_PAD = 96 };
 static inline size_t pos_bias_stride(const PosTables *t) { return (size_t)t->len + BIAS_PAD; }
-static inline float *pos_bias(const PosTables *t, int head, int n)    // where the bias of distance n is
+static inline float *pos_bias(const PosTables *t, int head, int n)    // the place of distance n
 {
     return t->bias + (size_t)head * pos_bias_stride(t) + (size_t)(t->len - 1 - n);
 }
 float *pos_alloc(PosTables *t, size_t floats);  // zeroed, freed with the tables
 
-/* ---- The model ------------------------------------------------------------------------------------- */
+/* ---- The model ------------------------------------------------------------------------------- */
 
 typedef struct {                  // one layer's tensors, (out, in)
     float *rms_att;               // (dim)
@@ -125,7 +128,8 @@ typedef struct {                  // one layer's tensors, (out, in)
     float *pos;                   // the encoding's block
 } Layer;
 
-enum TensorKind { GAIN, EMBEDDING, MATRIX, RESIDUAL, POSITION };    // decides initialisation and decay
+/* Decides initialisation and decay. */
+enum TensorKind { GAIN, EMBEDDING, MATRIX, RESIDUAL, POSITION };
 
 typedef struct {
     char name[32];                // "token_embedding", "layers.0.wq", ...
@@ -133,7 +137,7 @@ typedef struct {
     size_t offset, count;         // floats
 } Tensor;
 
-typedef struct {                  // an arena: parameters, gradients and both moments have this layout
+typedef struct {                  // an arena: the layout of parameters, gradients and both moments
     size_t count;
     float *data;
     float *token_embedding;       // (V, dim)
@@ -172,15 +176,16 @@ typedef struct {
     void *map; size_t map_size;   // the file that params.data lies in, if it is mapped
 } Model;
 
-/* Checks a shape and fills what is automatic in it (hidden_dim 0, n_kv_heads 0, options of the encoding).
-   Returns NULL, or a static text that says what is wrong. */
+/* Checks a shape and fills what is automatic in it (hidden_dim 0, n_kv_heads 0, options of the
+   encoding). Returns NULL, or a static text that says what is wrong. */
 const char *config_check(Config *c);
 size_t config_params(const Config *c);    // number of parameters
 
-/* Allocates the parameters (zero) and builds the tables of the encoding for positions 0 .. max_len-1,
-   max_len >= seq_len. The config must have passed config_check. */
+/* Allocates the parameters (zero) and builds the tables of the encoding for positions
+   0 .. max_len-1, max_len >= seq_len. The config must have passed config_check. */
 void model_create(Model *m, const Config *c, int max_len);
-/* N(0, 0.02); residual outputs (wo, w2) divided by sqrt(2 n_layers) (GPT-2, Radford et al. 2019); gains 1. */
+/* N(0, 0.02); residual outputs (wo, w2) divided by sqrt(2 n_layers) (GPT-2, Radford et al.
+   2019); gains 1. */
 void model_init(Model *m, uint64_t seed);
 /* Allocates gradients, moments (zero) and gradient tables. */
 void model_train_begin(Model *m);
@@ -189,22 +194,25 @@ void model_free(Model *m);
 /* Mean cross entropy in nats of targets (B, T) after tokens (B, T), every sequence by itself.
    positions (B, T) must not decrease along a sequence; NULL means 0 .. T-1.
    losses (B, T): the loss of each target, or NULL. */
-double model_loss(Model *m, float *losses, const int *tokens, const int *targets, const int *positions, int B, int T);
-/* The same, and adds `weight` times the gradient of that mean to m->grads. The batch is worked off in
-   fixed pieces, so memory depends on T, not on B. */
-double model_backward(Model *m, const int *tokens, const int *targets, const int *positions, int B, int T, float weight);
+double model_loss(Model *m, float *losses, const int *tokens, const int *targets,
+                  const int *positions, int B, int T);
+/* The same, and adds `weight` times the gradient of that mean to m->grads. The batch is worked off
+   in fixed pieces, so memory depends on T, not on B. */
+double model_backward(Model *m, const int *tokens, const int *targets, const int *positions,
+                      int B, int T, float weight);
 /* logits (B, T, V), for tests and inspection. */
 void model_logits(Model *m, float *logits, const int *tokens, const int *positions, int B, int T);
 /* Floats that model_backward needs beside the arenas, for B sequences of T. */
 size_t model_scratch_floats(const Config *c, int B, int T);
 
 typedef struct { float beta1, beta2, eps, weight_decay, clip; } AdamW;    // clip 0: none
-/* One step of AdamW (Loshchilov & Hutter 2019) on m->grads, which is zeroed. step counts from 1. Matrices and
-   embeddings decay; gains and encodings do not. Gradients whose norm exceeds clip are scaled to it.
-   Returns the norm before clipping; if it is not finite nothing is changed but the gradients. */
+/* One step of AdamW (Loshchilov & Hutter 2019) on m->grads, which is zeroed. step counts from 1.
+   Matrices and embeddings decay; gains and encodings do not. Gradients whose norm exceeds clip are
+   scaled to it. Returns the norm before clipping; if it is not finite, nothing is changed but
+   the gradients. */
 double model_update(Model *m, int64_t step, const AdamW *o, float lr);
 
-/* ---- Generation ------------------------------------------------------------------------------------ */
+/* ---- Generation ------------------------------------------------------------------------------ */
 
 typedef struct {                  // keys (turned) and values of the tokens seen so far
     int len, used;                // capacity and tokens in it
@@ -212,30 +220,31 @@ typedef struct {                  // keys (turned) and values of the tokens seen
     float *logits;                // (V) of the last token
 } Cache;
 
-void cache_create(Cache *kv, const Model *m, int len);    // len <= positions the model was created for
+void cache_create(Cache *kv, const Model *m, int len);    // len <= m->pos.len
 void cache_free(Cache *kv);
-/* Appends n tokens; returns the logits (V) that follow the last, valid until the next call. n > 1 goes through
-   matrix products, n = 1 through matrix-vector products. */
+/* Appends n tokens; returns the logits (V) that follow the last, valid until the next call. n > 1
+   goes through matrix products, n = 1 through matrix-vector products. */
 const float *model_decode(Model *m, Cache *kv, const int *tokens, int n);
 
-/* Draws a token. temperature 0: the largest logit, lowest index on ties. top_k 0 and top_p 1 are off.
-   u in [0, 1) is the random number used. Returns -1 when a logit is not a number. */
+/* Draws a token. temperature 0: the largest logit, lowest index on ties. top_k 0 and top_p 1 are
+   off. u in [0, 1) is the random number used. Returns -1 when a logit is not a number. */
 int sample(const float *logits, int V, float temperature, int top_k, float top_p, double u);
 
-/* ---- Tokenizer ------------------------------------------------------------------------------------- */
+/* ---- Tokenizer ------------------------------------------------------------------------------- */
 
 void tokenizer_bytes(Tokenizer *t);
 void tokenizer_load(Tokenizer *t, const char *path);    // llama2.c's tokenizer.bin
 void tokenizer_free(Tokenizer *t);
-/* Text of any bytes -> tokens (malloc'ed), *count of them. As llama2.c and SentencePiece: a blank in front,
-   merges by best score, leftmost first; what is no piece becomes bytes. n log n. */
+/* Text of any bytes -> tokens (malloc'ed), *count of them. As llama2.c and SentencePiece: a blank
+   in front, merges by best score, leftmost first; what is no piece becomes bytes. n log n. */
 int *tokenizer_encode(const Tokenizer *t, const char *text, size_t length, size_t *count);
 /* How many of n tokens are the unknown one; only a vocabulary without single bytes has any. */
 size_t tokenizer_unknown(const Tokenizer *t, const int *tokens, size_t n);
-/* The text of one token, *length bytes, not terminated. `first` drops the blank that encode put in front. */
+/* The text of one token, *length bytes, not terminated. `first` drops the blank that encode
+   put in front. */
 const char *tokenizer_decode(const Tokenizer *t, int token, int first, int *length);
 
-/* ---- Files ----------------------------------------------------------------------------------------- */
+/* ---- Files ----------------------------------------------------------------------------------- */
 
 typedef struct {                  // what a training run needs to go on; all that decides its bits
     int64_t step, steps, batch, accum, warmup;
@@ -244,51 +253,57 @@ typedef struct {                  // what a training run needs to go on; all tha
     double best_val; int64_t best_step;
 } TrainState;
 
-/* Writes a model to a temporary file beside `path` and renames it: there is always the old one or the new
-   one. With a state the moments go with it. */
+/* Writes a model to a temporary file beside `path` and renames it: there is always the old one or
+   the new one. With a state the moments go with it. */
 void model_save(const Model *m, const char *path, const TrainState *state);
-/* Loads a model.bin, or a checkpoint of llama2.c (legacy or version 1) when `tokenizer` names its vocabulary
-   (NULL: none, only the ids are known). Positions up to max_len (0: the trained length) are prepared.
-   Returns 1 and fills *state when the file holds a training state, else 0. state may be NULL. */
+/* Loads a model.bin, or a checkpoint of llama2.c (legacy or version 1) when `tokenizer` names its
+   vocabulary (NULL: none, only the ids are known). Positions up to max_len (0: the trained length)
+   are prepared. Returns 1 when the file holds a training state, which fills *state, else 0. state
+   may be NULL. */
 int model_load(Model *m, const char *path, const char *tokenizer, int max_len, TrainState *state);
 uint64_t checksum(const void *data, size_t bytes);
 
 /* The whole of a file, or of standard input for "-", NUL-terminated. */
 char *file_read(const char *path, size_t *size);
-/* The same for a text: a UTF-8 byte-order mark is dropped, \r\n and \r become \n; *converted is how many. UTF-16 is refused. */
+/* The same for a text: a UTF-8 byte-order mark is dropped, \r\n and \r become \n; *converted is how
+   many. UTF-16 is refused. */
 char *text_read(const char *path, size_t *size, size_t *converted);
-/* Exits now rather than after the work if path cannot be written, or is something else than a regular file. */
+/* Exits now rather than after the work if path cannot be written, or is something else than a
+   regular file. */
 void file_check_writable(const char *path);
 
-/* ---- Options, errors, threads, time, random numbers -------------------------------------------------- */
+/* ---- Options, errors, threads, time, random numbers ------------------------------------------ */
 
 typedef struct {                  // exactly one of the pointers is set; it holds the default
     const char *name; char letter;
     const char *arg, *help;       // arg: what the value is called in --help, NULL for a switch
     int *i; double *f; uint64_t *u; const char **s; int *on;
-    double min, max;              // limits of a number; max above 1 of an .s: so many may be given, s[0], s[1], ...
+    double min, max;              // limits of a number; max above 1 of an .s: so many may be given,
+                                  //   s[0], s[1], ...
     int given;                    // how often it was on the command line
 } Option;
 
-/* Parses --name value, --name=value and -x value; moves other arguments to the front of argv and returns their
-   number. Exits 2 with a line that names the option when something is wrong; --help calls `help` and exits 0. */
+/* Parses --name value, --name=value and -x value; moves other arguments to the front of argv and
+   returns their number. Exits 2 with a line that names the option when something is wrong; --help
+   calls `help` and exits 0. */
 int options_parse(Option *options, int argc, char **argv, void (*help)(void));
-void options_help(const Option *options, int n);    // a line for each of the first n, with its default, on stdout
+/* A line for each of the first n, with its default, on stdout. */
+void options_help(const Option *options, int n);
 
-/* First thing in main: sets the name that stands before every message. With GNU OpenMP on Linux it may start the program
-   again, with a limit on how long threads spin (see there). */
+/* First thing in main: sets the name that stands before every message. With GNU OpenMP on Linux it
+   may start the program again, with a limit on how long threads spin (see there). */
 void program_begin(const char *name, char **argv);
 _Noreturn void die(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void output_check(void);          // flushes standard output; exits 1 if it could not be written
-void *xmalloc(size_t bytes);      // zeroed, 64-byte aligned; exits 1 with the size when there is no memory
+void *xmalloc(size_t bytes);      // zeroed, 64-byte aligned; without memory exits 1 with the size
 
-int threads_set(int n);           // 0: OMP_NUM_THREADS, else the processors there are. Returns the number.
+int threads_set(int n);           // 0: OMP_NUM_THREADS, else all processors. Returns the number.
 extern const char *const threads_kind;    // "OpenMP" or why there is one thread
 extern const int vector_width;    // floats
 double seconds(void);             // monotonic
 double peak_mib(void);            // largest resident size of this process so far
 
-/* Randomness is a function of what it is for: nothing has to be stored, nothing disturbs another. */
+/* Randomness is a function of what it is for: nothing is stored, and no use disturbs another. */
 enum { RNG_INIT = 1 << 8, RNG_DATA = 2 << 8, RNG_SAMPLE = 3 << 8, RNG_TEST = 4 << 8 };
 uint64_t rng(uint64_t seed, uint64_t purpose, uint64_t counter);
 double rng_uniform(uint64_t seed, uint64_t purpose, uint64_t counter);    // [0, 1)
@@ -296,14 +311,15 @@ float rng_normal(uint64_t seed, uint64_t purpose, uint64_t counter);      // N(0
 
 /* C (M, N; rows ldc apart) = A.B, or += when `accumulate`. A(i, k) = a[i*a_row + k*a_k] and
    B(k, j) = b[k*b_k + j*b_col], so a transpose is a choice of strides. */
-void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k, const float *b, size_t b_k, size_t b_col,
+void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
+          const float *b, size_t b_k, size_t b_col,
           size_t M, size_t N, size_t K, int accumulate);
 
 #endif
 
-/* ======================================================================================================
+/* =================================================================================================
    Implementation
-   ====================================================================================================== */
+   ============================================================================================== */
 #ifdef MODEL_IMPLEMENTATION
 
 #include <errno.h>
@@ -322,22 +338,26 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k, const 
 #include <omp.h>
 #endif
 
-/* ---- Errors, memory, threads, time, random numbers ---------------------------------------------------
-   Both programs are short-lived commands with nothing to unwind, so a failure is a line and an exit. */
+/* ---- Errors, memory, threads, time, random numbers ----------------------------------------------
+   Both programs are short-lived commands with nothing to unwind, so a failure is a line
+   and an exit. */
 
 static const char *program = "posenc";
 
-/* A thread that waits for another one spins, with GNU's OpenMP for milliseconds. When another program runs beside this one, the
-   thread that is waited for may wait for the very processor that spins, and a step takes ten times longer. The limit is read
-   from the environment before main, hence the second start. */
+/* A thread that waits for another one spins, with GNU's OpenMP for milliseconds. When another
+   program runs beside this one, the thread that is waited for may wait for the very processor that
+   spins, and a step takes ten times longer. The limit is read from the environment before main,
+   hence the second start. */
 void program_begin(const char *name, char **argv)
 {
     program = name;
-    int fd = open("/dev/null", O_RDONLY);    // a closed stdin, stdout or stderr must not become the model file
+    // A closed stdin, stdout or stderr must not become the model file.
+    int fd = open("/dev/null", O_RDONLY);
     while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDONLY);
     if (fd >= 0) close(fd);
 #if defined(_OPENMP) && defined(__linux__)
-    if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT") && !setenv("GOMP_SPINCOUNT", "2000", 0))
+    if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT")
+        && !setenv("GOMP_SPINCOUNT", "2000", 0))
         execv("/proc/self/exe", argv);
 #else
     (void)argv;
@@ -373,8 +393,8 @@ void *xmalloc(size_t bytes)
     return memset(p, 0, size);
 }
 
-/* Scratch of the kernels: one block that grows to the largest request and is never used by two of them
-   at once. Kernels ask for it before their parallel region. */
+/* Scratch of the kernels: one block that grows to the largest request and is never used by two of
+   them at once. Kernels ask for it before their parallel region. */
 static float *workspace(size_t floats)
 {
     static float *block;
@@ -431,7 +451,10 @@ static uint64_t mix(uint64_t z)
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
 }
-uint64_t rng(uint64_t seed, uint64_t purpose, uint64_t counter) { return mix(mix(mix(seed) ^ purpose) ^ counter); }
+uint64_t rng(uint64_t seed, uint64_t purpose, uint64_t counter)
+{
+    return mix(mix(mix(seed) ^ purpose) ^ counter);
+}
 
 double rng_uniform(uint64_t seed, uint64_t purpose, uint64_t counter)
 {
@@ -445,16 +468,16 @@ float rng_normal(uint64_t seed, uint64_t purpose, uint64_t counter)    // Box & 
     return (float)(sqrt(-2 * log(u)) * cos(2 * M_PI * v));
 }
 
-/* Sums over many numbers are split into this many pieces, whatever the number of threads, and the pieces
-   are added in order. */
+/* Sums over many numbers are split into this many pieces, whatever the number of threads, and the
+   pieces are added in order. */
 enum { PIECES = 64 };
 static size_t piece_start(size_t n, int piece) { return n * (size_t)piece / PIECES; }
 
-/* ---- Vectors and matrix products -----------------------------------------------------------------------
-   The only place that knows about instruction sets. A vec is as wide as the target's registers; the compiler
-   turns plain arithmetic on it into instructions, and a loop with constant bounds over an array of them into
-   registers. Each target has MR x NV accumulators: 24 of 32 registers with AVX-512, 12 of 16 else, which
-   leaves NV for a row of B and one for the broadcast element of A. */
+/* ---- Vectors and matrix products ----------------------------------------------------------------
+   The only place that knows about instruction sets. A vec is as wide as the target's registers; the
+   compiler turns plain arithmetic on it into instructions, and a loop with constant bounds over an
+   array of them into registers. Each target has MR x NV accumulators: 24 of 32 registers with
+   AVX-512, 12 of 16 else, which leaves NV for a row of B and one for the broadcast element of A. */
 
 #if defined(__AVX512F__)
 enum { VL = 16, MR = 12, NV = 2 };
@@ -491,8 +514,9 @@ INLINE float vmaximum(vec v)
     return m;
 }
 
-/* e^x within 2 ulp for |x| < 87; 0 below, inf above, NaN stays NaN. x = n ln2 + r, |r| <= ln2/2, and e^r by its
-   Taylor series to r^7 (remainder < 6e-9 relative). Adding 1.5 * 2^23 leaves n in the low bits of a float. */
+/* e^x within 2 ulp for |x| < 87; 0 below, inf above, NaN stays NaN. x = n ln2 + r, |r| <= ln2/2,
+   and e^r by its Taylor series to r^7 (remainder < 6e-9 relative). Adding 1.5 * 2^23 leaves n in
+   the low bits of a float. */
 INLINE vec vexp(vec x)
 {
     const vec magic = splat(12582912.0f);
@@ -530,7 +554,7 @@ INLINE void axpy(float *y, float a, const float *x, size_t n)    // y += a x
 }
 
 /* The micro-kernel, on which all products rest: an MR x (nv VL) tile of C from K steps of rank one.
-   a_row, a_k and nv are constants where it is called. Always a full tile: callers pad with zeros. */
+   a_row, a_k and nv are constants where it is called. Always a full tile: callers pad by zeros. */
 INLINE void tile(float *restrict c, size_t ldc, const float *restrict a, size_t a_row, size_t a_k,
                  const float *restrict b, size_t ldb, size_t K, const int nv, int accumulate)
 {
@@ -549,8 +573,9 @@ INLINE void tile(float *restrict c, size_t ldc, const float *restrict a, size_t 
 }
 
 /* C (m, n) = or += A.B on scratch that is padded to whole tiles: m rounded up to MR, n to VL. */
-INLINE void product(float *restrict c, size_t ldc, const float *restrict a, size_t a_row, size_t a_k,
-                    const float *restrict b, size_t ldb, size_t m, size_t n, size_t K, int accumulate)
+INLINE void product(float *restrict c, size_t ldc, const float *restrict a, size_t a_row,
+                    size_t a_k, const float *restrict b, size_t ldb,
+                    size_t m, size_t n, size_t K, int accumulate)
 {
     for (size_t i = 0; i < m; i += MR) {
         size_t j = 0;
@@ -561,14 +586,15 @@ INLINE void product(float *restrict c, size_t ldc, const float *restrict a, size
     }
 }
 
-/* gemm's blocks (Goto & van de Geijn 2008): KC x NR floats of B (48 KiB with AVX-512) stream through the first
-   cache beside MR x KC of A; MC x KC floats of A (288 KiB) stay in the second; KC x NC of B (3 MiB) in the third. */
+/* gemm's blocks (Goto & van de Geijn 2008): KC x NR floats of B (48 KiB with AVX-512) stream
+   through the first cache beside MR x KC of A; MC x KC floats of A (288 KiB) stay in the second;
+   KC x NC of B (3 MiB) in the third. */
 enum { KC = 384, MC = 192, NC = 2048 };
 
-/* Packs `lanes` rows (of A) or columns (of B), `stride` apart, k-major: dst[k * lanes + r]; lanes past `valid` are zero.
-   A transpose happens here or not at all, in the shape of 4 x 4 blocks. */
-INLINE void pack(float *restrict dst, const float *restrict src, size_t stride, size_t s_k, size_t valid,
-                 const size_t lanes, size_t K)
+/* Packs `lanes` rows (of A) or columns (of B), `stride` apart, k-major: dst[k * lanes + r]; lanes
+   past `valid` are zero. A transpose happens here or not at all, in the shape of 4 x 4 blocks. */
+INLINE void pack(float *restrict dst, const float *restrict src, size_t stride, size_t s_k,
+                 size_t valid, const size_t lanes, size_t K)
 {
     typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
     if (valid < lanes) memset(dst, 0, K * lanes * sizeof *dst);
@@ -582,7 +608,8 @@ INLINE void pack(float *restrict dst, const float *restrict src, size_t stride, 
                 four a = *(const four *)s, b = *(const four *)(s + stride);
                 four c = *(const four *)(s + 2 * stride), d = *(const four *)(s + 3 * stride);
                 float *t = dst + k * lanes + r;
-                for (int i = 0; i < 4; i++) *(four *)(t + (size_t)i * lanes) = (four){a[i], b[i], c[i], d[i]};
+                for (int i = 0; i < 4; i++)
+                    *(four *)(t + (size_t)i * lanes) = (four){a[i], b[i], c[i], d[i]};
             }
         for (; k < K; k++)
             for (size_t r = 0; r < lanes; r++) dst[k * lanes + r] = src[r * stride + k];
@@ -592,12 +619,13 @@ INLINE void pack(float *restrict dst, const float *restrict src, size_t stride, 
     }
 }
 
-void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k, const float *b, size_t b_k, size_t b_col,
+void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
+          const float *b, size_t b_k, size_t b_col,
           size_t M, size_t N, size_t K, int accumulate)
 {
     if (!M || !N) return;
-    // Blocks of even size. Which thread computes an element, and in which block, changes no bit of it:
-    // only kc splits a sum, and it depends on K alone.
+    // Blocks of even size. Which thread computes an element, and in which block, changes no bit of
+    // it: only kc splits a sum, and it depends on K alone.
     const size_t threads = (size_t)thread_count();
     const size_t kc = div_up(K, div_up(K, KC));
     const size_t nc = round_up(div_up(N, div_up(N, NC)), NR);
@@ -616,19 +644,23 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k, const 
                 const size_t panels = div_up(nn, NR), share = div_up(panels, col_blocks);
                 #pragma omp for schedule(static)
                 for (long p = 0; p < (long)panels; p++)
-                    pack(packed_b + (size_t)p * NR * kn, b + k0 * b_k + (n0 + (size_t)p * NR) * b_col, b_col, b_k,
+                    pack(packed_b + (size_t)p * NR * kn,
+                         b + k0 * b_k + (n0 + (size_t)p * NR) * b_col, b_col, b_k,
                          min_size(NR, nn - (size_t)p * NR), NR, kn);
                 #pragma omp for schedule(static)
                 for (long unit = 0; unit < (long)(row_blocks * col_blocks); unit++) {
-                    const size_t m0 = (size_t)unit / col_blocks * mc, p0 = (size_t)unit % col_blocks * share;
+                    const size_t m0 = (size_t)unit / col_blocks * mc;
+                    const size_t p0 = (size_t)unit % col_blocks * share;
                     const size_t p1 = min_size(panels, p0 + share);
                     if (m0 >= M || p0 >= p1) continue;
                     const size_t mn = min_size(mc, M - m0);
                     for (size_t i = 0; i < mn; i += MR)
-                        pack(pa + i * kn, a + (m0 + i) * a_row + k0 * a_k, a_row, a_k, min_size(MR, mn - i), MR, kn);
+                        pack(pa + i * kn, a + (m0 + i) * a_row + k0 * a_k, a_row, a_k,
+                             min_size(MR, mn - i), MR, kn);
                     for (size_t p = p0; p < p1; p++)
                         for (size_t i = 0; i < mn; i += MR) {
-                            const size_t rows = min_size(MR, mn - i), cols = min_size(NR, nn - p * NR);
+                            const size_t rows = min_size(MR, mn - i);
+                            const size_t cols = min_size(NR, nn - p * NR);
                             const float *ta = pa + i * kn, *tb = packed_b + p * NR * kn;
                             float *tc = c + (m0 + i) * ldc + n0 + p * NR;
                             if (rows == MR && cols == NR) {
@@ -639,16 +671,18 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k, const 
                             tile(edge, NR, ta, 1, MR, tb, NR, kn, NV, 0);
                             for (size_t r = 0; r < rows; r++)
                                 for (size_t j = 0; j < cols; j++)
-                                    tc[r * ldc + j] = edge[r * NR + j] + (accumulate || k0 ? tc[r * ldc + j] : 0);
+                                    tc[r * ldc + j] = edge[r * NR + j]
+                                                      + (accumulate || k0 ? tc[r * ldc + j] : 0);
                         }
                 }
             }
     }
 }
 
-/* y (n_out) = or += W (n_out, n_in) x. Reads W once, so it runs at the speed of memory: several rows at a time share the loads of x
-   and give the processor as many streams to fetch. */
-static void matvec(float *y, const float *x, const float *w, size_t n_in, size_t n_out, int accumulate)
+/* y (n_out) = or += W (n_out, n_in) x. Reads W once, so it runs at the speed of memory: several
+   rows at a time share the loads of x and give the processor as many streams to fetch. */
+static void matvec(float *y, const float *x, const float *w, size_t n_in, size_t n_out,
+                   int accumulate)
 {
     enum { ROWS = 8 };
     #pragma omp parallel for schedule(static) if (n_in * n_out > 1 << 17)
@@ -674,28 +708,31 @@ static void matvec(float *y, const float *x, const float *w, size_t n_in, size_t
     }
 }
 
-/* ---- Layers: forward and backward side by side --------------------------------------------------------- */
+/* ---- Layers: forward and backward side by side ----------------------------------------------- */
 
-enum { MIN_PARALLEL = 1 << 14 };    // elements below which starting threads costs more than it gives
+enum { MIN_PARALLEL = 1 << 14 };    // elements below which threads cost more than they give
 
 /* y (rows, n_out) = or += x (rows, n_in) W^T.  torch: y = F.linear(x, w) */
-static void linear_forward(float *y, const float *x, const float *w, size_t rows, size_t n_in, size_t n_out,
-                           int accumulate)
+static void linear_forward(float *y, const float *x, const float *w,
+                           size_t rows, size_t n_in, size_t n_out, int accumulate)
 {
     if (rows == 1) matvec(y, x, w, n_in, n_out, accumulate);
     else gemm(y, n_out, x, n_in, 1, w, 1, n_in, rows, n_out, n_in, accumulate);
 }
 
 /* dx = or += dy W;  dW += dy^T x */
-static void linear_backward(float *dx, float *dw, const float *dy, const float *x, const float *w, size_t rows,
-                            size_t n_in, size_t n_out, int accumulate_dx)
+static void linear_backward(float *dx, float *dw, const float *dy, const float *x, const float *w,
+                            size_t rows, size_t n_in, size_t n_out, int accumulate_dx)
 {
     gemm(dx, n_in, dy, n_out, 1, w, n_in, 1, rows, n_in, n_out, accumulate_dx);
     gemm(dw, n_in, dy, 1, n_out, x, n_in, 1, n_out, n_in, rows, 1);
 }
 
 /* RMSNorm (Zhang & Sennrich 2019): y = g x / rms, rms = sqrt(mean(x^2) + 1e-5) */
-static float rms_inverse(const float *x, size_t n) { return 1 / sqrtf(dot(x, x, n) / (float)n + 1e-5f); }
+static float rms_inverse(const float *x, size_t n)
+{
+    return 1 / sqrtf(dot(x, x, n) / (float)n + 1e-5f);
+}
 
 static void rmsnorm_forward(float *y, const float *x, const float *gain, size_t rows, size_t n)
 {
@@ -707,8 +744,8 @@ static void rmsnorm_forward(float *y, const float *x, const float *gain, size_t 
 }
 
 /* With h = x / rms and w = g dy:  dx += (w - h mean(w h)) / rms;  dg += sum over rows of dy h */
-static void rmsnorm_backward(float *dx, float *dgain, const float *dy, const float *x, const float *gain, size_t rows,
-                             size_t n)
+static void rmsnorm_backward(float *dx, float *dgain, const float *dy, const float *x,
+                             const float *gain, size_t rows, size_t n)
 {
     float *partial = workspace(PIECES * n);
     #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
@@ -732,7 +769,8 @@ static void rmsnorm_backward(float *dx, float *dgain, const float *dy, const flo
     for (int piece = 0; piece < PIECES; piece++) axpy(dgain, 1, partial + (size_t)piece * n, n);
 }
 
-/* SwiGLU (Shazeer 2020): h = silu(a) b, silu(a) = a s, s = 1 / (1 + e^-a); a and b are the halves of ab (rows, 2n) */
+/* SwiGLU (Shazeer 2020): h = silu(a) b, silu(a) = a s, s = 1 / (1 + e^-a); a and b are the halves
+   of ab (rows, 2n) */
 static void swiglu_forward(float *h, const float *ab, size_t rows, size_t n)
 {
     #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
@@ -770,8 +808,9 @@ static void swiglu_backward(float *dab, const float *dh, const float *ab, size_t
 }
 
 /* x_t = E[token_t] + c table[pos_t]: the place `embed` of an encoding */
-static void embedding_forward(float *x, const float *E, const PosTables *pos, const int *tokens, const int *positions,
-                              int start, int T, size_t rows, size_t n)
+static void embedding_forward(float *x, const float *E, const PosTables *pos,
+                              const int *tokens, const int *positions, int start, int T,
+                              size_t rows, size_t n)
 {
     #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
     for (long r = 0; r < (long)rows; r++) {
@@ -781,7 +820,8 @@ static void embedding_forward(float *x, const float *E, const PosTables *pos, co
     }
 }
 
-/* dE[token_t] += dx_t;  dtable[pos_t] += c dx_t. Threads share the columns, so every sum has the order of the tokens. */
+/* dE[token_t] += dx_t;  dtable[pos_t] += c dx_t. Threads share the columns, so every sum has the
+   order of the tokens. */
 static void embedding_backward(float *dE, const PosTables *dpos, const float *dx, const int *tokens,
                                const int *positions, int T, size_t rows, size_t n)
 {
@@ -791,15 +831,17 @@ static void embedding_backward(float *dE, const PosTables *dpos, const float *dx
         for (size_t r = 0; r < rows; r++) {
             const size_t p = (size_t)(positions ? positions[r] : (int)(r % (size_t)T));
             axpy(dE + (size_t)tokens[r] * n + i0, 1, dx + r * n + i0, width);
-            if (dpos->embed) axpy(dpos->embed + p * n + i0, dpos->embed_scale, dx + r * n + i0, width);
+            if (dpos->embed)
+                axpy(dpos->embed + p * n + i0, dpos->embed_scale, dx + r * n + i0, width);
         }
     }
 }
 
-/* The place `rotate`: turns the pairs (2i, 2i+1) of every head of q and k, which lie at the front of the rows of qkv, by the
-   angle of the row's position; direction -1 turns back, which is the backward, a rotation being orthogonal. */
-static void rotate(float *qkv, const PosTables *pos, const Config *c, const int *positions, int start, int T,
-                   size_t rows, int direction)
+/* The place `rotate`: turns the pairs (2i, 2i+1) of every head of q and k, which lie at the front
+   of the rows of qkv, by the angle of the row's position; direction -1 turns back, which is the
+   backward, a rotation being orthogonal. */
+static void rotate(float *qkv, const PosTables *pos, const Config *c, const int *positions,
+                   int start, int T, size_t rows, int direction)
 {
     if (!pos->cos) return;
     const int D = c->dim / c->n_heads, heads = c->n_heads + c->n_kv_heads, half = pos->rotary / 2;
@@ -833,8 +875,8 @@ static float row_max(const float *x, size_t n)
     return m;
 }
 
-/* Softmax and cross entropy of one row: returns log(sum e^x) - x[target]. With a gradient the row is overwritten by
-   scale * (softmax(x) - onehot(target)).  torch: F.cross_entropy(x, target) */
+/* Softmax and cross entropy of one row: returns log(sum e^x) - x[target]. With a gradient the row
+   is overwritten by scale * (softmax(x) - onehot(target)).  torch: F.cross_entropy(x, target) */
 static float cross_entropy(float *x, size_t n, int target, float scale)
 {
     const float m = row_max(x, n), at_target = x[target];
@@ -855,17 +897,21 @@ static float cross_entropy(float *x, size_t n, int target, float scale)
     return logf(sum) + m - at_target;
 }
 
-/* ---- Attention ------------------------------------------------------------------------------------------
-   o_i = sum_j A_ij (v_j + rel_v[c]),  A_ij = softmax over j <= i of s_ij,  s_ij = q_i.k_j / sqrt(D) + b_ij,  c = min(n, clip).
-   A tile of TQ queries walks over tiles of TK keys with an online softmax (Milakov & Gimelshein 2018; FlashAttention, Dao et al.
-   2022): with the running maximum m, sum l and output o of the keys so far,
-       m' = max(m, max_j s_j),  p_j = e^(s_j - m'),  l' = l e^(m - m') + sum_j p_j,  o' = o e^(m - m') + sum_j p_j v_j.
-   Only o / l and the log-sum-exp, m + log l, are kept. The backward computes p_ij = e^(s_ij - lse_i) again; with
-   delta_i = do_i.o_i:
-       dv_j = sum_i p_ij do_i,  ds_ij = p_ij (do_i.(v_j + rel_v[c]) - delta_i),  dq_i = sum_j ds_ij k_j / sqrt(D),
-       dk_j = sum_i ds_ij q_i / sqrt(D),  db_ij = ds_ij.
-   The places of an encoding: b_ij comes from `bias` (one vector per head) or from q_i.rel_k (one vector per query); both are
-   added to a row of scores (add_bias) and, backwards, summed from a row of ds (add_by_distance). One (batch, head) is one task of one thread. */
+/* ---- Attention ----------------------------------------------------------------------------------
+       o_i = sum_j A_ij (v_j + rel_v[c]),  A_ij = softmax over j <= i of s_ij,
+       s_ij = q_i.k_j / sqrt(D) + b_ij,  c = min(n, clip).
+   A tile of TQ queries walks over tiles of TK keys with an online softmax (Milakov & Gimelshein
+   2018; FlashAttention, Dao et al. 2022): with the running maximum m, sum l and output o of the
+   keys so far,
+       m' = max(m, max_j s_j),  p_j = e^(s_j - m'),
+       l' = l e^(m - m') + sum_j p_j,  o' = o e^(m - m') + sum_j p_j v_j.
+   Only o / l and the log-sum-exp, m + log l, are kept. The backward computes again
+   p_ij = e^(s_ij - lse_i); with delta_i = do_i.o_i:
+       dv_j = sum_i p_ij do_i,  ds_ij = p_ij (do_i.(v_j + rel_v[c]) - delta_i),  db_ij = ds_ij,
+       dq_i = sum_j ds_ij k_j / sqrt(D),  dk_j = sum_i ds_ij q_i / sqrt(D).
+   The places of an encoding: b_ij comes from `bias` (one vector per head) or from q_i.rel_k (one
+   vector per query); both are added to a row of scores (add_bias) and, backwards, summed from a row
+   of ds (add_by_distance). One (batch, head) is one task of one thread. */
 
 enum { TQ = 48, TK = 96 };    // multiples of every MR and VL; TK <= BIAS_PAD
 
@@ -877,8 +923,9 @@ typedef struct {              // what one attention works on
     const int *positions;     // (B, S), or NULL: 0 .. S-1
 } Attention;
 
-/* The row bias of query i: adds row[min(n, clip)] to its scores of n keys (a multiple of VL, at most TK) from j0 on. A vector that is
-   stored backwards is read where it lies; else the addends are gathered first. */
+/* The row bias of query i: adds row[min(n, clip)] to its scores of n keys (a multiple of VL, at
+   most TK) from j0 on. A vector that is stored backwards is read where it lies; else the addends
+   are gathered first. */
 typedef struct {
     const float *row;         // indexed by distance, or (reversed) by key: see pos_bias
     int reversed, clip;
@@ -905,7 +952,8 @@ static void add_bias(float *score, size_t n, RowBias b, const int *positions, in
         for (size_t j = 0; j < n; j += VL) store(gathered + j, splat(b.row[b.clip]));
     } else {
         for (int j = 0; j < (int)n; j++) {
-            const int d = j0 + j < S ? distance(positions, i, j0 + j) : 0, c = d < b.clip ? d : b.clip;
+            const int d = j0 + j < S ? distance(positions, i, j0 + j) : 0;
+            const int c = d < b.clip ? d : b.clip;
             gathered[j] = b.row[b.reversed ? b.clip - c : c];
         }
     }
@@ -913,8 +961,8 @@ static void add_bias(float *score, size_t n, RowBias b, const int *positions, in
 }
 
 /* The transpose of add_bias: row[min(n, clip)] += x_j for `count` keys from j0 on. */
-static void add_by_distance(float *row, int reversed, int clip, const float *x, const int *positions, int i, int j0,
-                            int count)
+static void add_by_distance(float *row, int reversed, int clip, const float *x,
+                            const int *positions, int i, int j0, int count)
 {
     if (reversed && !positions) {
         float *out = row + (clip - i + j0);
@@ -939,14 +987,17 @@ static void add_by_distance(float *row, int reversed, int clip, const float *x, 
     }
 }
 
-/* A matrix (rows, D), `stride` apart, copied to padded scratch: as it is, (rows, Dp), or transposed, (D, rows padded to `ld`). */
-static void copy_padded(float *dst, size_t Dp, const float *src, size_t stride, size_t rows, size_t D, float scale)
+/* A matrix (rows, D), `stride` apart, copied to padded scratch: as it is, (rows, Dp), or
+   transposed, (D, rows padded to `ld`). */
+static void copy_padded(float *dst, size_t Dp, const float *src, size_t stride,
+                        size_t rows, size_t D, float scale)
 {
     for (size_t r = 0; r < rows; r++)
         for (size_t d = 0; d < Dp; d++) dst[r * Dp + d] = d < D ? scale * src[r * stride + d] : 0;
 }
 
-static void copy_transposed(float *dst, size_t ld, const float *src, size_t stride, size_t rows, size_t D, float scale)
+static void copy_transposed(float *dst, size_t ld, const float *src, size_t stride,
+                            size_t rows, size_t D, float scale)
 {
     for (size_t r0 = 0; r0 < ld; r0 += 16)    // 16 rows at a time: a cache line of the destination
         for (size_t d = 0; d < D; d++)
@@ -958,12 +1009,17 @@ static void copy_transposed(float *dst, size_t ld, const float *src, size_t stri
 typedef struct { size_t Dp, Sp, Cp, Cm; } Padded;
 static Padded attention_padded(const Attention *a)
 {
-    const size_t rows = a->pos->rel_k || a->pos->rel_v ? (size_t)a->pos->clip + 1 : 0, Cm = round_up(rows, MR);
+    const size_t rows = a->pos->rel_k || a->pos->rel_v ? (size_t)a->pos->clip + 1 : 0;
+    const size_t Cm = round_up(rows, MR);
     return (Padded){ round_up((size_t)a->D, VL), round_up((size_t)a->S, TK), round_up(Cm, VL), Cm };
 }
 
-/* Columns of a tile of keys that `rows` queries up to index `last` see, rounded up for the micro-kernel. */
-static size_t visible(int last, int j0, size_t to) { return min_size(TK, round_up((size_t)(last + 1 - j0), to)); }
+/* Columns of a tile of keys that the queries up to index `last` see, rounded up for the
+   micro-kernel. */
+static size_t visible(int last, int j0, size_t to)
+{
+    return min_size(TK, round_up((size_t)(last + 1 - j0), to));
+}
 
 /* Cuts a thread's scratch into named pieces. */
 static float *cut(float **scratch, size_t floats)
@@ -973,23 +1029,26 @@ static float *cut(float **scratch, size_t floats)
     return p;
 }
 
-static void attention_forward(float *out, size_t out_stride, float *lse, const float *q, const float *k, const float *v,
-                              const Attention *a)
+static void attention_forward(float *out, size_t out_stride, float *lse,
+                              const float *q, const float *k, const float *v, const Attention *a)
 {
     const PosTables *pos = a->pos;
     const Padded p = attention_padded(a);
     const size_t D = (size_t)a->D, Dp = p.Dp, Sp = p.Sp, Cp = p.Cp;
     const float scale = 1 / sqrtf((float)a->D);
-    const size_t per_thread = D * Sp + Sp * Dp + D * TQ + TQ * TK + TQ * Dp + D * Cp + Cp * Dp + 2 * TQ * Cp + 256;
+    const size_t per_thread = D * Sp + Sp * Dp + D * TQ + TQ * TK + TQ * Dp
+                              + D * Cp + Cp * Dp + 2 * TQ * Cp + 256;
     float *all = workspace((size_t)thread_count() * per_thread);
 
-    #pragma omp parallel for collapse(2) schedule(dynamic) if ((size_t)a->B * (size_t)a->S * a->q_stride > MIN_PARALLEL)
+    #pragma omp parallel for collapse(2) schedule(dynamic) \
+        if ((size_t)a->B * (size_t)a->S * a->q_stride > MIN_PARALLEL)
     for (int b = 0; b < a->B; b++)
         for (int h = 0; h < a->H; h++) {
             float *s = all + (size_t)thread_number() * per_thread;
-            float *kt = cut(&s, D * Sp), *vp = cut(&s, Sp * Dp), *qt = cut(&s, D * TQ), *score = cut(&s, TQ * TK);
-            float *o = cut(&s, TQ * Dp);
-            float *rt = cut(&s, D * Cp), *rv = cut(&s, Cp * Dp), *row = cut(&s, TQ * Cp), *weight = cut(&s, TQ * Cp);
+            float *kt = cut(&s, D * Sp), *vp = cut(&s, Sp * Dp), *qt = cut(&s, D * TQ);
+            float *score = cut(&s, TQ * TK), *o = cut(&s, TQ * Dp);
+            float *rt = cut(&s, D * Cp), *rv = cut(&s, Cp * Dp);
+            float *row = cut(&s, TQ * Cp), *weight = cut(&s, TQ * Cp);
             const size_t g = (size_t)(h / (a->H / a->G));
             const float *qh = q + (size_t)b * (size_t)a->T * a->q_stride + (size_t)h * D;
             const size_t kv0 = (size_t)b * (size_t)a->S * a->kv_stride + g * D;
@@ -1004,23 +1063,28 @@ static void attention_forward(float *out, size_t out_stride, float *lse, const f
                 copy_padded(rv, Dp, pos->rel_v, D, (size_t)pos->clip + 1, D, 1);
             }
             for (int t0 = 0; t0 < a->T; t0 += TQ) {
-                const int nq = a->T - t0 < TQ ? a->T - t0 : TQ, i0 = a->start + t0, last = i0 + nq - 1;
+                const int nq = a->T - t0 < TQ ? a->T - t0 : TQ;
+                const int i0 = a->start + t0, last = i0 + nq - 1;
                 float m[TQ], l[TQ];
                 for (int r = 0; r < TQ; r++) m[r] = -INFINITY, l[r] = 0;
                 memset(o, 0, TQ * Dp * sizeof *o);
                 memset(weight, 0, TQ * Cp * sizeof *weight);
-                copy_transposed(qt, TQ, qh + (size_t)t0 * a->q_stride, a->q_stride, (size_t)nq, D, scale);
+                copy_transposed(qt, TQ, qh + (size_t)t0 * a->q_stride, a->q_stride,
+                                (size_t)nq, D, scale);
                 if (pos->rel_k) product(row, Cp, qt, 1, TQ, rt, Cp, (size_t)nq, Cp, D, 0);
 
                 for (int j0 = 0; j0 <= last; j0 += TK) {
-                    product(score, TK, qt, 1, TQ, kt + j0, Sp, (size_t)nq, visible(last, j0, VL), D, 0);
+                    product(score, TK, qt, 1, TQ, kt + j0, Sp, (size_t)nq, visible(last, j0, VL),
+                            D, 0);
                     for (int r = 0; r < nq; r++) {
                         const int i = i0 + r, seen = i + 1 - j0 < TK ? i + 1 - j0 : TK;
                         float *sr = score + (size_t)r * TK;
                         if (seen <= 0) { memset(sr, 0, TK * sizeof *sr); continue; }
                         const size_t n = round_up((size_t)seen, VL);
                         if (pos->bias) add_bias(sr, n, head_bias(pos, h), positions, i, j0, a->S);
-                        if (pos->rel_k) add_bias(sr, n, (RowBias){row + (size_t)r * Cp, 0, pos->clip}, positions, i, j0, a->S);
+                        if (pos->rel_k)
+                            add_bias(sr, n, (RowBias){row + (size_t)r * Cp, 0, pos->clip},
+                                     positions, i, j0, a->S);
                         for (size_t j = (size_t)seen; j < n; j++) sr[j] = -INFINITY;
                         vec top = load(sr), sums = {0};
                         for (size_t j = VL; j < n; j += VL) top = vmax(top, load(sr + j));
@@ -1035,34 +1099,46 @@ static void attention_forward(float *out, size_t out_stride, float *lse, const f
                         if (m[r] != old) {
                             const float shrink = expf(old - m[r]);
                             l[r] *= shrink;
-                            for (size_t d = 0; d < Dp; d += VL) store(o + (size_t)r * Dp + d, load(o + (size_t)r * Dp + d) * shrink);
+                            for (size_t d = 0; d < Dp; d += VL) {
+                                float *at = o + (size_t)r * Dp + d;
+                                store(at, load(at) * shrink);
+                            }
                             for (size_t x = 0; x < Cp; x++) weight[(size_t)r * Cp + x] *= shrink;
                         }
                         l[r] += vsum(sums);
-                        if (pos->rel_v) add_by_distance(weight + (size_t)r * Cp, 0, pos->clip, sr, positions, i, j0, seen);
+                        if (pos->rel_v)
+                            add_by_distance(weight + (size_t)r * Cp, 0, pos->clip, sr, positions,
+                                            i, j0, seen);
                     }
-                    product(o, Dp, score, TK, 1, vp + (size_t)j0 * Dp, Dp, (size_t)nq, Dp, visible(last, j0, 1), 1);
+                    product(o, Dp, score, TK, 1, vp + (size_t)j0 * Dp, Dp, (size_t)nq, Dp,
+                            visible(last, j0, 1), 1);
                 }
-                if (pos->rel_v) product(o, Dp, weight, Cp, 1, rv, Dp, (size_t)nq, Dp, (size_t)pos->clip + 1, 1);
+                if (pos->rel_v)
+                    product(o, Dp, weight, Cp, 1, rv, Dp, (size_t)nq, Dp, (size_t)pos->clip + 1, 1);
                 for (int r = 0; r < nq; r++) {
                     const size_t t = (size_t)b * (size_t)a->T + (size_t)(t0 + r);
-                    for (size_t d = 0; d < D; d++) out[t * out_stride + (size_t)h * D + d] = o[(size_t)r * Dp + d] / l[r];
+                    for (size_t d = 0; d < D; d++)
+                        out[t * out_stride + (size_t)h * D + d] = o[(size_t)r * Dp + d] / l[r];
                     if (lse) lse[t * (size_t)a->H + (size_t)h] = m[r] + logf(l[r]);
                 }
             }
         }
 }
 
-/* dqkv has the layout of qkv: q, k and v of a row behind each other. Adds to dpos; see above for the equations. */
-static void attention_backward(float *dqkv, const PosTables *dpos, const float *dout, const float *qkv, const float *out,
+/* dqkv has the layout of qkv: q, k and v of a row behind each other. Adds to dpos; see above for
+   the equations. */
+static void attention_backward(float *dqkv, const PosTables *dpos,
+                               const float *dout, const float *qkv, const float *out,
                                const float *lse, const Attention *a)
 {
     const PosTables *pos = a->pos;
     const Padded p = attention_padded(a);
-    const size_t D = (size_t)a->D, Dp = p.Dp, Sp = p.Sp, Cp = p.Cp, Cm = p.Cm, T = (size_t)a->T, H = (size_t)a->H;
+    const size_t D = (size_t)a->D, Dp = p.Dp, Sp = p.Sp, Cp = p.Cp, Cm = p.Cm;
+    const size_t T = (size_t)a->T, H = (size_t)a->H;
     const size_t width = a->q_stride, k_at = H * D, v_at = k_at + (size_t)a->G * D;
     const float scale = 1 / sqrtf((float)a->D);
-    // Gradients of an encoding are sums over the batch (and, for rel_k and rel_v, heads): one part per task, added in order.
+    // Gradients of an encoding are sums over the batch (and, for rel_k and rel_v, heads): one part
+    // per task, added in order.
     const size_t bias_part = dpos->bias ? pos_bias_stride(dpos) : 0, rel_part = Cm * Dp;
     const size_t parts = (size_t)a->B * H * (bias_part + 2 * rel_part);
     const size_t per_thread = 2 * D * Sp + 3 * Sp * Dp + 2 * D * TQ + 3 * TQ * Dp + 2 * TQ * TK
@@ -1071,16 +1147,19 @@ static void attention_backward(float *dqkv, const PosTables *dpos, const float *
     float *rel_k_parts = bias_parts + (size_t)a->B * H * bias_part;
     float *rel_v_parts = rel_k_parts + (size_t)a->B * H * rel_part, *all = bias_parts + parts;
 
-    #pragma omp parallel for collapse(2) schedule(dynamic) if ((size_t)a->B * T * width > MIN_PARALLEL)
+    #pragma omp parallel for collapse(2) schedule(dynamic) \
+        if ((size_t)a->B * T * width > MIN_PARALLEL)
     for (int b = 0; b < a->B; b++)
         for (int g = 0; g < a->G; g++) {    // a key head and the query heads that share it
             float *s = all + (size_t)thread_number() * per_thread;
             float *kt = cut(&s, D * Sp), *vt = cut(&s, D * Sp), *kp = cut(&s, Sp * Dp);
             float *dk = cut(&s, Sp * Dp), *dv = cut(&s, Sp * Dp);
-            float *qt = cut(&s, D * TQ), *dot_ = cut(&s, D * TQ), *qp = cut(&s, TQ * Dp), *dop = cut(&s, TQ * Dp);
-            float *dq = cut(&s, TQ * Dp), *prob = cut(&s, TQ * TK), *ds = cut(&s, TQ * TK);
+            float *qt = cut(&s, D * TQ), *dot_ = cut(&s, D * TQ);
+            float *qp = cut(&s, TQ * Dp), *dop = cut(&s, TQ * Dp), *dq = cut(&s, TQ * Dp);
+            float *prob = cut(&s, TQ * TK), *ds = cut(&s, TQ * TK);
             float *rkt = cut(&s, D * Cp), *rvt = cut(&s, D * Cp), *rk = cut(&s, Cp * Dp);
-            float *row = cut(&s, TQ * Cp), *drow = cut(&s, TQ * Cp), *vrow = cut(&s, TQ * Cp), *weight = cut(&s, TQ * Cp);
+            float *row = cut(&s, TQ * Cp), *drow = cut(&s, TQ * Cp);
+            float *vrow = cut(&s, TQ * Cp), *weight = cut(&s, TQ * Cp);
             const size_t base = (size_t)b * T * width, lane = (size_t)g * D;
             const int *positions = a->positions ? a->positions + (size_t)b * (size_t)a->S : NULL;
 
@@ -1105,7 +1184,8 @@ static void attention_backward(float *dqkv, const PosTables *dpos, const float *
                 for (int t0 = 0; t0 < a->T; t0 += TQ) {
                     const int nq = a->T - t0 < TQ ? a->T - t0 : TQ, last = t0 + nq - 1;
                     const size_t t = (size_t)b * T + (size_t)t0, rows = (size_t)nq;
-                    const float *qh = qkv + t * width + head, *doh = dout + t * H * D + head, *oh = out + t * H * D + head;
+                    const float *qh = qkv + t * width + head;
+                    const float *doh = dout + t * H * D + head, *oh = out + t * H * D + head;
                     copy_transposed(qt, TQ, qh, width, rows, D, scale);
                     copy_transposed(dot_, TQ, doh, H * D, rows, D, 1);
                     copy_padded(qp, Dp, qh, width, rows, D, scale);
@@ -1116,7 +1196,8 @@ static void attention_backward(float *dqkv, const PosTables *dpos, const float *
                     if (pos->rel_k) product(row, Cp, qt, 1, TQ, rkt, Cp, rows, Cp, D, 0);
                     if (pos->rel_v) product(vrow, Cp, dot_, 1, TQ, rvt, Cp, rows, Cp, D, 0);
                     float delta[TQ];
-                    for (size_t r = 0; r < rows; r++) delta[r] = dot(doh + r * H * D, oh + r * H * D, D);
+                    for (size_t r = 0; r < rows; r++)
+                        delta[r] = dot(doh + r * H * D, oh + r * H * D, D);
 
                     for (int j0 = 0; j0 <= last; j0 += TK) {
                         const size_t cols = visible(last, j0, VL);
@@ -1127,25 +1208,38 @@ static void attention_backward(float *dqkv, const PosTables *dpos, const float *
                             const size_t n = seen > 0 ? round_up((size_t)seen, VL) : 0;
                             const float minus_lse = -lse[(t + r) * H + (size_t)h];
                             float *pr = prob + r * TK, *dr = ds + r * TK;
-                            if (pos->bias) add_bias(pr, n, head_bias(pos, h), positions, i, j0, a->S);
-                            if (pos->rel_k) add_bias(pr, n, (RowBias){row + r * Cp, 0, pos->clip}, positions, i, j0, a->S);
-                            if (pos->rel_v) add_bias(dr, n, (RowBias){vrow + r * Cp, 0, pos->clip}, positions, i, j0, a->S);
-                            for (size_t j = n ? (size_t)seen : 0; j < n; j++) pr[j] = -INFINITY, dr[j] = 0;
+                            if (pos->bias)
+                                add_bias(pr, n, head_bias(pos, h), positions, i, j0, a->S);
+                            if (pos->rel_k)
+                                add_bias(pr, n, (RowBias){row + r * Cp, 0, pos->clip}, positions,
+                                         i, j0, a->S);
+                            if (pos->rel_v)
+                                add_bias(dr, n, (RowBias){vrow + r * Cp, 0, pos->clip}, positions,
+                                         i, j0, a->S);
+                            for (size_t j = n ? (size_t)seen : 0; j < n; j++)
+                                pr[j] = -INFINITY, dr[j] = 0;
                             for (size_t j = 0; j < n; j += VL) {
                                 const vec e = vexp(load(pr + j) + minus_lse);
                                 store(pr + j, e);
                                 store(dr + j, e * (load(dr + j) - delta[r]));
                             }
-                            for (size_t j = n; j < TK; j += VL) store(pr + j, splat(0)), store(dr + j, splat(0));
+                            for (size_t j = n; j < TK; j += VL)
+                                store(pr + j, splat(0)), store(dr + j, splat(0));
                             if (!n) continue;
-                            if (bias_part) add_by_distance(dbias, 1, pos->len - 1, dr, positions, i, j0, seen);
-                            if (pos->rel_k) add_by_distance(drow + r * Cp, 0, pos->clip, dr, positions, i, j0, seen);
-                            if (pos->rel_v) add_by_distance(weight + r * Cp, 0, pos->clip, pr, positions, i, j0, seen);
+                            if (bias_part)
+                                add_by_distance(dbias, 1, pos->len - 1, dr, positions, i, j0, seen);
+                            if (pos->rel_k)
+                                add_by_distance(drow + r * Cp, 0, pos->clip, dr, positions,
+                                                i, j0, seen);
+                            if (pos->rel_v)
+                                add_by_distance(weight + r * Cp, 0, pos->clip, pr, positions,
+                                                i, j0, seen);
                         }
-                        const size_t keys = visible(last, j0, 1);
-                        product(dv + (size_t)j0 * Dp, Dp, prob, 1, TK, dop, Dp, keys, Dp, rows, 1);    // += p^T do
-                        product(dk + (size_t)j0 * Dp, Dp, ds, 1, TK, qp, Dp, keys, Dp, rows, 1);       // += ds^T q / sqrt(D)
-                        product(dq, Dp, ds, TK, 1, kp + (size_t)j0 * Dp, Dp, rows, Dp, keys, 1);       // += ds k
+                        // dv += p^T do;  dk += ds^T q / sqrt(D);  dq += ds k
+                        const size_t keys = visible(last, j0, 1), at = (size_t)j0 * Dp;
+                        product(dv + at, Dp, prob, 1, TK, dop, Dp, keys, Dp, rows, 1);
+                        product(dk + at, Dp, ds, 1, TK, qp, Dp, keys, Dp, rows, 1);
+                        product(dq, Dp, ds, TK, 1, kp + at, Dp, rows, Dp, keys, 1);
                     }
                     if (pos->rel_k) {
                         product(dq, Dp, drow, Cp, 1, rk, Dp, rows, Dp, (size_t)pos->clip + 1, 1);
@@ -1153,7 +1247,8 @@ static void attention_backward(float *dqkv, const PosTables *dpos, const float *
                     }
                     if (pos->rel_v) product(drel_v, Dp, weight, 1, Cp, dop, Dp, Cm, Dp, rows, 1);
                     for (size_t r = 0; r < rows; r++)
-                        for (size_t d = 0; d < D; d++) dqkv[(t + r) * width + head + d] = scale * dq[r * Dp + d];
+                        for (size_t d = 0; d < D; d++)
+                            dqkv[(t + r) * width + head + d] = scale * dq[r * Dp + d];
                 }
             }
             for (size_t j = 0; j < T; j++)
@@ -1166,16 +1261,20 @@ static void attention_backward(float *dqkv, const PosTables *dpos, const float *
     for (int b = 0; b < a->B; b++)
         for (size_t h = 0; h < H; h++) {
             const size_t task = (size_t)b * H + h;
-            if (bias_part) axpy(dpos->bias + h * bias_part, 1, bias_parts + task * bias_part, bias_part);
+            if (bias_part)
+                axpy(dpos->bias + h * bias_part, 1, bias_parts + task * bias_part, bias_part);
             for (size_t c = 0; c < (Cm ? (size_t)pos->clip + 1 : 0); c++) {
-                if (dpos->rel_k) axpy(dpos->rel_k + c * D, 1, rel_k_parts + task * rel_part + c * Dp, D);
-                if (dpos->rel_v) axpy(dpos->rel_v + c * D, 1, rel_v_parts + task * rel_part + c * Dp, D);
+                if (dpos->rel_k)
+                    axpy(dpos->rel_k + c * D, 1, rel_k_parts + task * rel_part + c * Dp, D);
+                if (dpos->rel_v)
+                    axpy(dpos->rel_v + c * D, 1, rel_v_parts + task * rel_part + c * Dp, D);
             }
         }
 }
 
 /* One query against a cache of S keys: generation. Reads k and v once. scores is (H, S). */
-static void attention_step(float *out, float *scores, const float *q, const float *k, const float *v, const Attention *a)
+static void attention_step(float *out, float *scores, const float *q, const float *k,
+                           const float *v, const Attention *a)
 {
     const PosTables *pos = a->pos;
     const size_t D = (size_t)a->D, S = (size_t)a->S;
@@ -1185,7 +1284,8 @@ static void attention_step(float *out, float *scores, const float *q, const floa
     for (int h = 0; h < a->H; h++) {
         const size_t lane = (size_t)(h / (a->H / a->G)) * D;
         const float *qh = q + (size_t)h * D;
-        float *s = scores + (size_t)h * S, *o = memset(out + (size_t)h * D, 0, D * sizeof *o), sum = 0;
+        float *s = scores + (size_t)h * S, sum = 0;
+        float *o = memset(out + (size_t)h * D, 0, D * sizeof *o);
         for (size_t j = 0; j < S; j++) s[j] = scale * dot(qh, k + j * a->kv_stride + lane, D);
         for (int j = 0; pos->bias && j < a->S; j++) s[j] += *pos_bias(pos, h, i - j);
         if (pos->rel_k)
@@ -1203,7 +1303,7 @@ static void attention_step(float *out, float *scores, const float *q, const floa
     }
 }
 
-/* ---- The model ------------------------------------------------------------------------------------------- */
+/* ---- The model ------------------------------------------------------------------------------- */
 
 float *pos_alloc(PosTables *t, size_t floats)
 {
@@ -1215,22 +1315,25 @@ const char *config_check(Config *c)
 {
     static char why[200];
     const struct { const char *name; int value; } sizes[] = {
-        { "dim", c->dim }, { "layers", c->n_layers }, { "heads", c->n_heads }, { "vocabulary", c->vocab_size },
-        { "context", c->seq_len } };
+        { "dim", c->dim }, { "layers", c->n_layers }, { "heads", c->n_heads },
+        { "vocabulary", c->vocab_size }, { "context", c->seq_len } };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i].value < 1 || sizes[i].value > 1 << 24) {
-            snprintf(why, sizeof why, "%s %d is not between 1 and %d", sizes[i].name, sizes[i].value, 1 << 24);
+            snprintf(why, sizeof why, "%s %d is not between 1 and %d",
+                     sizes[i].name, sizes[i].value, 1 << 24);
             return why;
         }
     if (!c->n_kv_heads) c->n_kv_heads = c->n_heads;
-    if (!c->hidden_dim) c->hidden_dim = (int)round_up((size_t)c->dim * 8 / 3, 32);    // Llama's 8/3 keeps 4 dim's cost
+    if (!c->hidden_dim)    // Llama's 8/3 keeps the cost of 4 dim
+        c->hidden_dim = (int)round_up((size_t)c->dim * 8 / 3, 32);
     if (c->hidden_dim < 1 || c->hidden_dim > 1 << 24) return "the hidden size is out of range";
     if (c->dim % c->n_heads) {
         snprintf(why, sizeof why, "dim %d is not a multiple of heads %d", c->dim, c->n_heads);
         return why;
     }
     if (c->n_kv_heads < 1 || c->n_heads % c->n_kv_heads) {
-        snprintf(why, sizeof why, "heads %d is not a multiple of kv-heads %d", c->n_heads, c->n_kv_heads);
+        snprintf(why, sizeof why, "heads %d is not a multiple of kv-heads %d",
+                 c->n_heads, c->n_kv_heads);
         return why;
     }
     const double D = (double)c->dim, floats = (double)c->vocab_size * D * (1 + !!c->untied)
@@ -1241,7 +1344,8 @@ const char *config_check(Config *c)
     return why[0] ? why : NULL;
 }
 
-/* The layout of an arena is written down here and nowhere else. It is also the order of the tensors in model.bin. */
+/* The layout of an arena is written down here and nowhere else. It is also the order of the tensors
+   in model.bin. */
 static float *take(Params *p, enum TensorKind kind, int layer, const char *name, size_t count)
 {
     if (p->tensors) {
@@ -1308,7 +1412,8 @@ static void tables_create(PosTables *t, const Config *c, float *shared, int len)
     if (c->pos->build) c->pos->build(t, shared, c);
 }
 
-static void model_place(Model *m, const Config *c, int max_len, float *data)    // data NULL: own memory
+/* data NULL: parameters in memory of their own. */
+static void model_place(Model *m, const Config *c, int max_len, float *data)
 {
     m->config = *c;
     params_create(&m->params, c, data);
@@ -1329,7 +1434,8 @@ void model_init(Model *m, uint64_t seed)
         float std = 0.02f, *w = p->data + t->offset;
         if (t->kind == RESIDUAL) std /= sqrtf(2 * (float)m->config.n_layers);
         if (t->kind == POSITION) std = m->config.pos->init_std;
-        uint64_t purpose = RNG_INIT;    // from the name: a tensor starts the same whatever encoding stands beside it
+        // From the name: a tensor starts the same whatever encoding stands beside it.
+        uint64_t purpose = RNG_INIT;
         for (const char *s = t->name; *s; s++) purpose = mix(purpose ^ (uint64_t)*s);
         #pragma omp parallel for schedule(static)
         for (long k = 0; k < (long)t->count; k++)
@@ -1347,12 +1453,14 @@ void model_train_begin(Model *m)
     if (m->params.pos) tables_create(&m->dpos, &m->config, m->grads.pos, m->pos.len);
 }
 
-/* What a forward leaves for the backward, of every layer (or of one, when there will be none), and scratch. */
+/* What a forward leaves for the backward, of every layer (or of one, when there will be none),
+   and scratch. */
 struct Activations {
     size_t rows;                  // B * T it has room for
     int training;
     float *block;
-    size_t x_layer, qkv_layer, lse_layer, ab_layer;    // floats from one layer to the next, 0 without training
+    // Floats from one layer to the next, 0 without training.
+    size_t x_layer, qkv_layer, lse_layer, ab_layer;
     float *x;                     // (layers+1, rows, dim) input of each layer, and of the last norm
     float *qkv;                   // (layers, rows, dim + 2 kv_dim) turned
     float *att, *lse;             // (layers, rows, dim) (layers, rows, H) output of attention
@@ -1367,8 +1475,9 @@ enum { HEAD_ROWS = 256 };         // rows whose logits exist at the same time
 
 static size_t activations_layout(Activations *a, const Config *c, float *base)
 {
-    const size_t n = a->rows, dim = (size_t)c->dim, kv_dim = dim / (size_t)c->n_heads * (size_t)c->n_kv_heads;
-    const size_t hidden = (size_t)c->hidden_dim, L = a->training ? (size_t)c->n_layers : 1;
+    const size_t n = a->rows, dim = (size_t)c->dim, hidden = (size_t)c->hidden_dim;
+    const size_t kv_dim = dim / (size_t)c->n_heads * (size_t)c->n_kv_heads;
+    const size_t L = a->training ? (size_t)c->n_layers : 1;
     float *at = base;
     a->x_layer = a->training ? n * dim : 0;
     a->qkv_layer = a->training ? n * (dim + 2 * kv_dim) : 0;
@@ -1417,12 +1526,13 @@ static Activations *activations_for(Model *m, size_t rows, int training)
     return a;
 }
 
-/* A batch is worked off in pieces of whole sequences, about this many tokens: enough for the matrix products, few enough
-   for the caches and for the memory of a laptop. */
+/* A batch is worked off in pieces of whole sequences, about this many tokens: enough for the matrix
+   products, few enough for the caches and for the memory of a laptop. */
 enum { PIECE_TOKENS = 1024 };
 static int piece_sequences(int B, int T)
 {
-    const int pieces = (int)div_up((size_t)B * (size_t)T, PIECE_TOKENS), most = pieces < B ? pieces : B;
+    const int pieces = (int)div_up((size_t)B * (size_t)T, PIECE_TOKENS);
+    const int most = pieces < B ? pieces : B;
     return (int)div_up((size_t)B, (size_t)most);
 }
 
@@ -1453,12 +1563,16 @@ static Attention attention_of(const Model *m, const int *positions, int B, int T
     const Config *c = &m->config;
     const int D = c->dim / c->n_heads;
     const size_t width = (size_t)(c->n_heads + 2 * c->n_kv_heads) * (size_t)D;
-    return (Attention){ .B = B, .T = T, .S = start + T, .start = start, .H = c->n_heads, .G = c->n_kv_heads, .D = D,
-                        .q_stride = width, .kv_stride = width, .pos = &m->pos, .positions = positions };
+    return (Attention){ .B = B, .T = T, .S = start + T, .start = start,
+                        .H = c->n_heads, .G = c->n_kv_heads, .D = D,
+                        .q_stride = width, .kv_stride = width,
+                        .pos = &m->pos, .positions = positions };
 }
 
-/* The whole network up to the last norm, whose output is left in acts->norm. With a cache the tokens (B = 1) are appended to it. */
-static void model_forward(Model *m, Cache *kv, const int *tokens, const int *positions, int B, int T)
+/* The whole network up to the last norm, whose output is left in acts->norm. With a cache the
+   tokens (B = 1) are appended to it. */
+static void model_forward(Model *m, Cache *kv, const int *tokens, const int *positions,
+                          int B, int T)
 {
     const Config *c = &m->config;
     const Params *p = &m->params;
@@ -1471,7 +1585,8 @@ static void model_forward(Model *m, Cache *kv, const int *tokens, const int *pos
     embedding_forward(a->x, p->token_embedding, &m->pos, tokens, positions, start, T, rows, dim);
     for (int i = 0; i < c->n_layers; i++) {
         const Layer *l = &p->layers[i];
-        float *x = a->x + (size_t)i * a->x_layer, *next = x + a->x_layer, *mid = a->mid + (size_t)i * a->x_layer;
+        float *x = a->x + (size_t)i * a->x_layer, *next = x + a->x_layer;
+        float *mid = a->mid + (size_t)i * a->x_layer;
         float *qkv = a->qkv + (size_t)i * a->qkv_layer, *att = a->att + (size_t)i * a->x_layer;
         float *ab = a->ab + (size_t)i * a->ab_layer;
         if (c->pos->layer) c->pos->layer(&m->pos, l->pos, c);
@@ -1480,16 +1595,24 @@ static void model_forward(Model *m, Cache *kv, const int *tokens, const int *pos
         linear_forward(qkv, a->norm, l->wq, rows, dim, width, 0);
         rotate(qkv, &m->pos, c, positions, start, T, rows, 1);
         if (!kv) {
-            attention_forward(att, dim, a->lse + (size_t)i * a->lse_layer, qkv, qkv + dim, qkv + dim + kv_dim, &shape);
+            attention_forward(att, dim, a->lse + (size_t)i * a->lse_layer,
+                              qkv, qkv + dim, qkv + dim + kv_dim, &shape);
         } else {
-            float *keys = kv->k + (size_t)i * (size_t)kv->len * kv_dim, *values = kv->v + (size_t)i * (size_t)kv->len * kv_dim;
+            const size_t layer = (size_t)i * (size_t)kv->len * kv_dim;
+            float *keys = kv->k + layer, *values = kv->v + layer;
             for (size_t t = 0; t < rows; t++) {
-                memcpy(keys + ((size_t)start + t) * kv_dim, qkv + t * width + dim, kv_dim * sizeof *keys);
-                memcpy(values + ((size_t)start + t) * kv_dim, qkv + t * width + dim + kv_dim, kv_dim * sizeof *values);
+                const size_t at = ((size_t)start + t) * kv_dim;
+                const float *k = qkv + t * width + dim, *v = k + kv_dim;
+                memcpy(keys + at, k, kv_dim * sizeof *keys);
+                memcpy(values + at, v, kv_dim * sizeof *values);
             }
             shape.kv_stride = kv_dim;
-            if (T == 1) attention_step(att, workspace((size_t)c->n_heads * (size_t)shape.S), qkv, keys, values, &shape);
-            else attention_forward(att, dim, NULL, qkv, keys, values, &shape);
+            if (T == 1) {
+                float *scores = workspace((size_t)c->n_heads * (size_t)shape.S);
+                attention_step(att, scores, qkv, keys, values, &shape);
+            } else {
+                attention_forward(att, dim, NULL, qkv, keys, values, &shape);
+            }
         }
         memcpy(mid, x, rows * dim * sizeof *mid);
         linear_forward(mid, att, l->wo, rows, dim, dim, 1);
@@ -1503,7 +1626,8 @@ static void model_forward(Model *m, Cache *kv, const int *tokens, const int *pos
     rmsnorm_forward(a->norm, a->x + (size_t)c->n_layers * a->x_layer, p->rms_final, rows, dim);
 }
 
-/* Loss of every row into acts->losses; when scale is not 0 also dnorm, and the gradient of the output matrix. */
+/* Loss of every row into acts->losses; when scale is not 0 also dnorm, and the gradient of the
+   output matrix. */
 static void head(Model *m, const int *targets, size_t rows, float scale)
 {
     const size_t dim = (size_t)m->config.dim, V = (size_t)m->config.vocab_size;
@@ -1513,13 +1637,18 @@ static void head(Model *m, const int *targets, size_t rows, float scale)
         const float *x = a->norm + r0 * dim;
         linear_forward(a->logits, x, m->params.wcls, n, dim, V, 0);
         #pragma omp parallel for schedule(static) if (n * V > MIN_PARALLEL)
-        for (long r = 0; r < (long)n; r++)
-            a->losses[r0 + (size_t)r] = cross_entropy(a->logits + (size_t)r * V, V, targets[r0 + (size_t)r], scale);
-        if (scale != 0) linear_backward(a->dnorm + r0 * dim, m->grads.wcls, a->logits, x, m->params.wcls, n, dim, V, 0);
+        for (long r = 0; r < (long)n; r++) {
+            const size_t row = r0 + (size_t)r;
+            a->losses[row] = cross_entropy(a->logits + (size_t)r * V, V, targets[row], scale);
+        }
+        if (scale != 0)
+            linear_backward(a->dnorm + r0 * dim, m->grads.wcls, a->logits, x, m->params.wcls,
+                            n, dim, V, 0);
     }
 }
 
-/* From acts->dnorm down to the embedding, in the reverse order of model_forward. What is cheap is computed again, not kept. */
+/* From acts->dnorm down to the embedding, in the reverse order of model_forward. What is cheap is
+   computed again, not kept. */
 static void layers_backward(Model *m, const int *tokens, const int *positions, int B, int T)
 {
     const Config *c = &m->config;
@@ -1530,12 +1659,13 @@ static void layers_backward(Model *m, const int *tokens, const int *positions, i
     const size_t width = shape.q_stride;
 
     memset(a->dx, 0, rows * dim * sizeof *a->dx);
-    rmsnorm_backward(a->dx, g->rms_final, a->dnorm, a->x + (size_t)c->n_layers * a->x_layer, p->rms_final, rows, dim);
+    rmsnorm_backward(a->dx, g->rms_final, a->dnorm, a->x + (size_t)c->n_layers * a->x_layer,
+                     p->rms_final, rows, dim);
     for (int i = c->n_layers - 1; i >= 0; i--) {
         const Layer *l = &p->layers[i], *d = &g->layers[i];
         const float *x = a->x + (size_t)i * a->x_layer, *mid = a->mid + (size_t)i * a->x_layer;
-        const float *qkv = a->qkv + (size_t)i * a->qkv_layer, *att = a->att + (size_t)i * a->x_layer;
-        const float *ab = a->ab + (size_t)i * a->ab_layer;
+        const float *qkv = a->qkv + (size_t)i * a->qkv_layer;
+        const float *att = a->att + (size_t)i * a->x_layer, *ab = a->ab + (size_t)i * a->ab_layer;
         if (c->pos->layer) {
             c->pos->layer(&m->pos, l->pos, c);
             c->pos->layer(&m->dpos, d->pos, c);
@@ -1549,7 +1679,8 @@ static void layers_backward(Model *m, const int *tokens, const int *positions, i
         rmsnorm_backward(a->dx, d->rms_ffn, a->dnorm, mid, l->rms_ffn, rows, dim);
 
         linear_backward(a->dnorm, d->wo, a->dx, att, l->wo, rows, dim, dim, 0);
-        attention_backward(a->dqkv, &m->dpos, a->dnorm, qkv, att, a->lse + (size_t)i * a->lse_layer, &shape);
+        attention_backward(a->dqkv, &m->dpos, a->dnorm, qkv, att,
+                           a->lse + (size_t)i * a->lse_layer, &shape);
         rotate(a->dqkv, &m->pos, c, positions, 0, T, rows, -1);
         rmsnorm_forward(a->norm, x, l->rms_att, rows, dim);
         linear_backward(a->dnorm, d->wq, a->dqkv, a->norm, l->wq, rows, dim, width, 0);
@@ -1559,8 +1690,8 @@ static void layers_backward(Model *m, const int *tokens, const int *positions, i
 }
 
 /* Runs the batch piece by piece, with a backward when weight is not 0; returns the mean loss. */
-static double run_batch(Model *m, float *losses, const int *tokens, const int *targets, const int *positions, int B, int T,
-                        float weight)
+static double run_batch(Model *m, float *losses, const int *tokens, const int *targets,
+                        const int *positions, int B, int T, float weight)
 {
     const Config *c = &m->config;
     const int step = piece_sequences(B, T);
@@ -1584,12 +1715,14 @@ static double run_batch(Model *m, float *losses, const int *tokens, const int *t
     return sum / (double)all;
 }
 
-double model_loss(Model *m, float *losses, const int *tokens, const int *targets, const int *positions, int B, int T)
+double model_loss(Model *m, float *losses, const int *tokens, const int *targets,
+                  const int *positions, int B, int T)
 {
     return run_batch(m, losses, tokens, targets, positions, B, T, 0);
 }
 
-double model_backward(Model *m, const int *tokens, const int *targets, const int *positions, int B, int T, float weight)
+double model_backward(Model *m, const int *tokens, const int *targets, const int *positions,
+                      int B, int T, float weight)
 {
     return run_batch(m, NULL, tokens, targets, positions, B, T, weight);
 }
@@ -1604,7 +1737,7 @@ void model_logits(Model *m, float *logits, const int *tokens, const int *positio
     linear_forward(logits, a->norm, m->params.wcls, rows, (size_t)c->dim, (size_t)c->vocab_size, 0);
 }
 
-/* ---- AdamW ----------------------------------------------------------------------------------------------- */
+/* ---- AdamW ----------------------------------------------------------------------------------- */
 
 double model_update(Model *m, int64_t step, const AdamW *o, float lr)
 {
@@ -1615,7 +1748,8 @@ double model_update(Model *m, int64_t step, const AdamW *o, float lr)
     for (int piece = 0; piece < PIECES; piece++) {
         const size_t end = piece_start(p->count, piece + 1);
         double s = 0;
-        for (size_t i = piece_start(p->count, piece); i < end; i += 4096) {    // fp32 only within a block
+        // fp32 only within a block
+        for (size_t i = piece_start(p->count, piece); i < end; i += 4096) {
             const size_t n = min_size(4096, end - i);
             s += (double)dot(g + i, g + i, n);
         }
@@ -1643,13 +1777,14 @@ double model_update(Model *m, int64_t step, const AdamW *o, float lr)
     return norm;
 }
 
-/* ---- Generation and sampling ----------------------------------------------------------------------------- */
+/* ---- Generation and sampling ----------------------------------------------------------------- */
 
 void cache_create(Cache *kv, const Model *m, int len)
 {
     const Config *c = &m->config;
-    const size_t floats = (size_t)c->n_layers * (size_t)len * (size_t)(c->dim / c->n_heads * c->n_kv_heads);
-    *kv = (Cache){ .len = len, .k = xmalloc(floats * sizeof(float)), .v = xmalloc(floats * sizeof(float)),
+    const size_t kv_dim = (size_t)(c->dim / c->n_heads * c->n_kv_heads);
+    const size_t bytes = (size_t)c->n_layers * (size_t)len * kv_dim * sizeof(float);
+    *kv = (Cache){ .len = len, .k = xmalloc(bytes), .v = xmalloc(bytes),
                    .logits = xmalloc((size_t)c->vocab_size * sizeof(float)) };
 }
 
@@ -1667,13 +1802,17 @@ const float *model_decode(Model *m, Cache *kv, const int *tokens, int n)
     if (!kv->used && c->pos->forward) c->pos->forward(&m->pos, m->params.pos, c);
     model_forward(m, kv, tokens, NULL, 1, n);
     kv->used += n;
-    matvec(kv->logits, a->norm + (size_t)(n - 1) * dim, m->params.wcls, dim, (size_t)c->vocab_size, 0);
+    matvec(kv->logits, a->norm + (size_t)(n - 1) * dim, m->params.wcls,
+           dim, (size_t)c->vocab_size, 0);
     return kv->logits;
 }
 
 typedef struct { float logit; int id; } Candidate;
 
-static int better(Candidate a, Candidate b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
+static int better(Candidate a, Candidate b)
+{
+    return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+}
 
 static void sift_down(Candidate *heap, size_t n, size_t i)
 {
@@ -1698,7 +1837,8 @@ int sample(const float *logits, int V, float temperature, int top_k, float top_p
     // p_i = e^((x_i - x_best) / temperature) / sum, in double: any temperature above 0 is defined
     double sum = 0;
     if (!(top_k > 0 && top_k < V) && top_p >= 1) {    // no filter, no order needed
-        for (int i = 0; i < V; i++) sum += exp((double)(logits[i] - logits[best]) / (double)temperature);
+        for (int i = 0; i < V; i++)
+            sum += exp((double)(logits[i] - logits[best]) / (double)temperature);
         double left = u * sum;
         for (int i = 0; i < V; i++) {
             left -= exp((double)(logits[i] - logits[best]) / (double)temperature);
@@ -1706,7 +1846,7 @@ int sample(const float *logits, int V, float temperature, int top_k, float top_p
         }
         return best;
     }
-    // A heap gives the best candidates one by one, so the cost is V plus what is kept, not a sort of V.
+    // A heap gives the best candidates one by one: the cost is V plus what is kept, no sort.
     static Candidate *heap;
     static int room;
     if (V > room) {
@@ -1716,11 +1856,16 @@ int sample(const float *logits, int V, float temperature, int top_k, float top_p
     }
     for (int i = 0; i < V; i++) heap[i] = (Candidate){ logits[i], i };
     for (size_t i = (size_t)V / 2; i-- > 0;) sift_down(heap, (size_t)V, i);
-    // top-k first, then top-p (nucleus, Holtzman et al. 2020) of what is left, as usual: the smallest set of at least p
+    // top-k first, then top-p (nucleus, Holtzman et al. 2020) of what is left, as usual: the
+    // smallest set of at least p
     const int k = top_k > 0 && top_k < V ? top_k : V;
     double total = 0;
-    if (k == V) for (int i = 0; i < V; i++) total += exp((double)(logits[i] - logits[best]) / (double)temperature);
-    else total = INFINITY;
+    if (k == V) {
+        for (int i = 0; i < V; i++)
+            total += exp((double)(logits[i] - logits[best]) / (double)temperature);
+    } else {
+        total = INFINITY;
+    }
     size_t n = (size_t)V, kept = 0;
     while (n && kept < (size_t)k && !(top_p < 1 && sum >= (double)top_p * total)) {
         const Candidate top = heap[0];
@@ -1735,7 +1880,8 @@ int sample(const float *logits, int V, float temperature, int top_k, float top_p
         sum = 0;
         size_t nucleus = 0;
         while (nucleus < kept && !(nucleus && sum >= (double)top_p * total))
-            sum += exp((double)(heap[(size_t)V - ++nucleus].logit - logits[best]) / (double)temperature);
+            sum += exp((double)(heap[(size_t)V - ++nucleus].logit - logits[best])
+                       / (double)temperature);
         kept = nucleus;
     }
     double left = u * sum;
@@ -1747,7 +1893,7 @@ int sample(const float *logits, int V, float temperature, int top_k, float top_p
     return best;
 }
 
-/* ---- Tokenizer -------------------------------------------------------------------------------------------
+/* ---- Tokenizer ----------------------------------------------------------------------------------
    tokenizer.bin, little endian:
        offset  size  meaning
        0       4     length of the longest entry, int32
@@ -1793,7 +1939,8 @@ static int piece_byte(const char *s, int n)
 
 void tokenizer_bytes(Tokenizer *t) { *t = (Tokenizer){ .size = 256, .bytes = 1 }; }
 
-static void tokenizer_parse(Tokenizer *t, char *file, size_t size, const char *path)    // takes `file`
+/* Takes `file` over. */
+static void tokenizer_parse(Tokenizer *t, char *file, size_t size, const char *path)
 {
     *t = (Tokenizer){ .file = file, .file_size = size };
     if (size < 4) die(1, "%s: not a tokenizer: %zu bytes", path, size);
@@ -1801,10 +1948,12 @@ static void tokenizer_parse(Tokenizer *t, char *file, size_t size, const char *p
         int n = 0;
         for (size_t at = 4; at < size; n++) {
             int32_t length;
-            if (size - at < 8) die(1, "%s: not a tokenizer: entry %d is cut off at byte %zu", path, n, at);
+            if (size - at < 8)
+                die(1, "%s: not a tokenizer: entry %d is cut off at byte %zu", path, n, at);
             memcpy(&length, file + at + 4, 4);
             if (length < 0 || (size_t)length > size - at - 8)
-                die(1, "%s: not a tokenizer: entry %d at byte %zu has length %d, %zu bytes are left", path, n, at, length, size - at - 8);
+                die(1, "%s: not a tokenizer: entry %d at byte %zu has length %d, "
+                    "%zu bytes are left", path, n, at, length, size - at - 8);
             if (pass) {
                 memcpy(&t->score[n], file + at, 4);
                 t->piece[n] = file + at + 8;
@@ -1827,7 +1976,10 @@ static void tokenizer_parse(Tokenizer *t, char *file, size_t size, const char *p
         const char *s = t->piece[id];
         const int n = t->length[id], byte = piece_byte(s, n);
         if (byte >= 0 && t->byte_id[byte] < 0) t->byte_id[byte] = id;
-        for (int i = 0; i + 1 < n; i++) t->joined[(uint8_t)s[i]][(uint8_t)s[i + 1] / 32] |= 1u << ((uint8_t)s[i + 1] % 32);
+        for (int i = 0; i + 1 < n; i++) {
+            const uint8_t a = (uint8_t)s[i], b = (uint8_t)s[i + 1];
+            t->joined[a][b / 32] |= 1u << (b % 32);
+        }
         if (piece_find(t, s, (size_t)n) >= 0) continue;    // of equal pieces the first counts
         size_t slot = hash_piece(s, (size_t)n);
         while (t->slots[slot & (t->n_slots - 1)] >= 0) slot++;
@@ -1848,7 +2000,8 @@ void tokenizer_free(Tokenizer *t)
     *t = (Tokenizer){0};
 }
 
-/* A run of text in which any two neighbours may belong to one piece; each symbol is a node of a doubly linked list. */
+/* A run of text in which any two neighbours may belong to one piece; each symbol is a node of a
+   doubly linked list. */
 typedef struct { size_t start, length; long prev, next; int id; } Symbol;
 typedef struct { float score; int id; long left; size_t length; } Merge;
 typedef struct {
@@ -1860,11 +2013,15 @@ static void *grow(void *p, size_t *room, size_t need, size_t item)
 {
     if (need <= *room) return p;
     *room = need < 32 ? 64 : need * 2;
-    if (!(p = realloc(p, *room * item))) die(1, "out of memory: %.1f MiB were asked for", (double)(*room * item) / (1 << 20));
+    if (!(p = realloc(p, *room * item)))
+        die(1, "out of memory: %.1f MiB were asked for", (double)(*room * item) / (1 << 20));
     return p;
 }
 
-static int sooner(const Merge *a, const Merge *b) { return a->score > b->score || (a->score == b->score && a->left < b->left); }
+static int sooner(const Merge *a, const Merge *b)
+{
+    return a->score > b->score || (a->score == b->score && a->left < b->left);
+}
 
 static void merge_push(Merger *g, const Tokenizer *t, const char *text, long left)
 {
@@ -1892,8 +2049,9 @@ static Merge merge_pop(Merger *g)
     return top;
 }
 
-/* Merges the symbols of one run: always the pair with the best score, the leftmost of equals. A merge that was found earlier
-   still stands when its left symbol is there and the two neighbours cover the same bytes. */
+/* Merges the symbols of one run: always the pair with the best score, the leftmost of equals. A
+   merge that was found earlier still stands when its left symbol is there and the two neighbours
+   cover the same bytes. */
 static void merge_run(Merger *g, const Tokenizer *t, const char *text)
 {
     g->n_heap = 0;
@@ -1901,7 +2059,8 @@ static void merge_run(Merger *g, const Tokenizer *t, const char *text)
     while (g->n_heap) {
         const Merge m = merge_pop(g);
         Symbol *a = &g->symbols[m.left];
-        if (!a->length || a->next < 0 || a->length + g->symbols[a->next].length != m.length) continue;
+        if (!a->length || a->next < 0
+            || a->length + g->symbols[a->next].length != m.length) continue;
         Symbol *b = &g->symbols[a->next];
         a->length = m.length;
         a->id = m.id;
@@ -1913,8 +2072,8 @@ static void merge_run(Merger *g, const Tokenizer *t, const char *text)
     }
 }
 
-/* Bytes of the character at s: UTF-8's leading byte and the continuation bytes behind it, four in all at most. What is not UTF-8
-   is a character a byte. */
+/* Bytes of the character at s: UTF-8's leading byte and the continuation bytes behind it, four in
+   all at most. What is not UTF-8 is a character a byte. */
 static size_t character_length(const char *s, size_t left)
 {
     size_t n = 1;
@@ -1938,13 +2097,15 @@ int *tokenizer_encode(const Tokenizer *t, const char *text, size_t length, size_
     Merger g = {0};
     for (size_t at = 0; at < length;) {
         g.n = 0;
-        do {    // a run ends where no piece holds the two bytes that meet there: no merge can cross it
+        do {    // a run ends where no piece holds the two bytes that meet: no merge can cross it
             g.symbols = grow(g.symbols, &g.room, g.n + 1, sizeof *g.symbols);
             const size_t n = character_length(s + at, length - at);
-            g.symbols[g.n] = (Symbol){ at, n, (long)g.n - 1, (long)g.n + 1, piece_find(t, s + at, n) };
+            g.symbols[g.n] = (Symbol){ .start = at, .length = n, .prev = (long)g.n - 1,
+                                       .next = (long)g.n + 1, .id = piece_find(t, s + at, n) };
             g.n++;
             at += n;
-        } while (at < length && t->joined[(uint8_t)s[at - 1]][(uint8_t)s[at] / 32] >> ((uint8_t)s[at] % 32) & 1);
+        } while (at < length && t->joined[(uint8_t)s[at - 1]][(uint8_t)s[at] / 32]
+                                >> ((uint8_t)s[at] % 32) & 1);
         g.symbols[g.n - 1].next = -1;
         if (g.n > 1) merge_run(&g, t, s);
         for (long i = 0; i >= 0; i = g.symbols[i].next) {
@@ -1952,7 +2113,8 @@ int *tokenizer_encode(const Tokenizer *t, const char *text, size_t length, size_
             if (x->id >= 0) out[(*count)++] = x->id;
             for (size_t k = 0; x->id < 0 && k < x->length; k++) {
                 const int byte = t->byte_id[(uint8_t)s[x->start + k]];
-                if (byte >= 0 || !k) out[(*count)++] = byte >= 0 ? byte : 0;    // a vocabulary without bytes: one unknown
+                // a vocabulary without bytes: one unknown
+                if (byte >= 0 || !k) out[(*count)++] = byte >= 0 ? byte : 0;
             }
         }
     }
@@ -1983,12 +2145,13 @@ const char *tokenizer_decode(const Tokenizer *t, int token, int first, int *leng
     return s;
 }
 
-/* ---- Files -----------------------------------------------------------------------------------------------
+/* ---- Files --------------------------------------------------------------------------------------
    model.bin, little endian:
        offset  size    meaning
        0       8       "POSENC", 0x1a, 0x0a
        8       4       version, 1
-       12      36      int32: dim hidden_dim n_layers n_heads n_kv_heads vocab_size seq_len untied start_token
+       12      36      int32: dim hidden_dim n_layers n_heads n_kv_heads vocab_size seq_len untied
+                       start_token
        48      16      name of the encoding, zero padded
        64      256     its options: 8 x (24 bytes name, float64 value), an empty name is none
        320     8       v, bytes of the vocabulary (0: the 256 bytes)
@@ -1998,9 +2161,9 @@ const char *tokenizer_decode(const Tokenizer *t, int token, int first, int *leng
        368     8       0
        376     8       checksum of bytes 0 .. 375
        384     v       the vocabulary, a tokenizer.bin; zero padded to a multiple of 64
-               4 n     the parameters, float32, in the order of params_layout: token_embedding; for every layer
-                       rms_att wq wk wv wo rms_ffn w1 w3 w2 and the block of the encoding; rms_final; wcls if untied;
-                       the shared block of the encoding
+               4 n     the parameters, float32, in the order of params_layout: token_embedding; for
+                       every layer rms_att wq wk wv wo rms_ffn w1 w3 w2 and the block of the
+                       encoding; rms_final; wcls if untied; the shared block of the encoding
                s       TrainState, then both moments, float32, in the order of the parameters */
 
 enum { HEADER = 384, VERSION = 1, NAME = 24 };
@@ -2016,7 +2179,8 @@ typedef struct {
 } Header;
 _Static_assert(sizeof(Header) == HEADER, "the header has no holes");
 
-/* Eight lanes of h = (h ^ word) * odd, each step a bijection, so that no single changed word can go unnoticed. */
+/* Eight lanes of h = (h ^ word) * odd, each step a bijection, so that no single changed word can
+   go unnoticed. */
 static uint64_t checksum_block(const uint8_t *p, size_t bytes)
 {
     uint64_t lane[8], word[8], h = bytes;
@@ -2036,9 +2200,12 @@ uint64_t checksum(const void *data, size_t bytes)
     const size_t blocks = div_up(bytes, BLOCK);
     uint64_t *sums = xmalloc((blocks + 1) * sizeof *sums);
     #pragma omp parallel for schedule(static) if (blocks > 1)
-    for (long b = 0; b < (long)blocks; b++)
-        sums[b] = checksum_block((const uint8_t *)data + (size_t)b * BLOCK, min_size(BLOCK, bytes - (size_t)b * BLOCK));
-    const uint64_t sum = blocks == 1 ? sums[0] : checksum_block((uint8_t *)sums, blocks * sizeof *sums);
+    for (long b = 0; b < (long)blocks; b++) {
+        const size_t at = (size_t)b * BLOCK;
+        sums[b] = checksum_block((const uint8_t *)data + at, min_size(BLOCK, bytes - at));
+    }
+    const uint64_t sum = blocks == 1 ? sums[0]
+                                     : checksum_block((uint8_t *)sums, blocks * sizeof *sums);
     free(sums);
     return sum;
 }
@@ -2050,7 +2217,8 @@ char *file_read(const char *path, size_t *size)
     if (fd < 0 || fstat(fd, &info)) die(1, "%s: %s", path, strerror(errno));
     if (S_ISDIR(info.st_mode)) die(1, "%s: is a directory, expected a file", path);
     size_t room = 0;
-    char *data = grow(NULL, &room, S_ISREG(info.st_mode) ? (size_t)info.st_size / 2 + 1 : 1 << 16, 1);
+    const size_t guess = S_ISREG(info.st_mode) ? (size_t)info.st_size / 2 + 1 : 1 << 16;
+    char *data = grow(NULL, &room, guess, 1);
     *size = 0;
     for (;;) {
         const ssize_t n = read(fd, data + *size, room - *size - 1);
@@ -2083,7 +2251,8 @@ char *text_read(const char *path, size_t *size, size_t *converted)
     return data;
 }
 
-static FILE *temporary_open(char **temporary, const char *path)    // beside path: a rename must not cross file systems
+/* Beside path: a rename must not cross file systems. */
+static FILE *temporary_open(char **temporary, const char *path)
 {
     const size_t size = strlen(path) + 32;
     *temporary = xmalloc(size);
@@ -2099,8 +2268,10 @@ void file_check_writable(const char *path)
     char *temporary;
     if (!*path) die(2, "the name of a file to write is empty");
     const int exists = !stat(path, &info);
-    if (exists && S_ISDIR(info.st_mode)) die(1, "%s: is a directory, expected the name of a file to write", path);
-    if (exists && !S_ISREG(info.st_mode)) die(1, "%s: is not a regular file and will not be replaced", path);
+    if (exists && S_ISDIR(info.st_mode))
+        die(1, "%s: is a directory, expected the name of a file to write", path);
+    if (exists && !S_ISREG(info.st_mode))
+        die(1, "%s: is not a regular file and will not be replaced", path);
     fclose(temporary_open(&temporary, path));
     unlink(temporary);
     free(temporary);
@@ -2113,8 +2284,9 @@ void model_save(const Model *m, const char *path, const TrainState *state)
     const size_t vocab_room = round_up(t->file_size, 64), floats = m->params.count * sizeof(float);
     char *vocabulary = xmalloc(vocab_room), *temporary;
     if (t->file_size) memcpy(vocabulary, t->file, t->file_size);
-    Header h = { .version = VERSION, .shape = { c->dim, c->hidden_dim, c->n_layers, c->n_heads, c->n_kv_heads, c->vocab_size,
-                                                c->seq_len, c->untied, c->start_token } };
+    Header h = { .version = VERSION,
+                 .shape = { c->dim, c->hidden_dim, c->n_layers, c->n_heads, c->n_kv_heads,
+                            c->vocab_size, c->seq_len, c->untied, c->start_token } };
     memcpy(h.magic, MAGIC, sizeof MAGIC);
     snprintf(h.pos, sizeof h.pos, "%s", c->pos->name);
     for (int i = 0; i < POS_OPTIONS && c->pos->options[i].name; i++) {
@@ -2127,17 +2299,20 @@ void model_save(const Model *m, const char *path, const TrainState *state)
     h.params_sum = checksum(m->params.data, floats);
     if (state) {
         h.state_bytes = sizeof *state + 2 * floats;
-        h.state_sum = checksum(state, sizeof *state) ^ mix(checksum(m->m, floats)) ^ mix(mix(checksum(m->v, floats)));
+        h.state_sum = checksum(state, sizeof *state) ^ mix(checksum(m->m, floats))
+                      ^ mix(mix(checksum(m->v, floats)));
     }
     h.sum = checksum(&h, offsetof(Header, sum));
 
     const struct { const void *data; size_t bytes; } part[] = {
         { &h, sizeof h }, { vocabulary, vocab_room }, { m->params.data, floats },
-        { state, state ? sizeof *state : 0 }, { m->m, state ? floats : 0 }, { m->v, state ? floats : 0 } };
+        { state, state ? sizeof *state : 0 },
+        { m->m, state ? floats : 0 }, { m->v, state ? floats : 0 } };
     FILE *f = temporary_open(&temporary, path);
     int good = 1;
     for (size_t i = 0; i < sizeof part / sizeof *part; i++)
-        good = good && (!part[i].bytes || fwrite(part[i].data, 1, part[i].bytes, f) == part[i].bytes);
+        good = good && (!part[i].bytes
+                        || fwrite(part[i].data, 1, part[i].bytes, f) == part[i].bytes);
     good = good && !fflush(f) && !fsync(fileno(f));
     if (fclose(f) || !good || rename(temporary, path)) {
         const int reason = errno;
@@ -2155,7 +2330,8 @@ static char *file_map(const char *path, size_t *size)
     if (fd < 0 || fstat(fd, &info)) die(1, "%s: %s", path, strerror(errno));
     if (S_ISDIR(info.st_mode)) die(1, "%s: is a directory, expected a model file", path);
     if (!S_ISREG(info.st_mode)) die(1, "%s: is not a regular file, a model must be one", path);
-    if (info.st_size < 28) die(1, "%s: not a model file: %lld bytes", path, (long long)info.st_size);
+    if (info.st_size < 28)
+        die(1, "%s: not a model file: %lld bytes", path, (long long)info.st_size);
     *size = (size_t)info.st_size;
     char *map = mmap(NULL, *size, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
     if (map == MAP_FAILED) die(1, "%s: %s", path, strerror(errno));
@@ -2172,19 +2348,20 @@ static void check_config(Config *c, const char *path)
 static void check_size(const char *path, double expected, size_t found)
 {
     if (expected != (double)found)
-        die(1, "%s: expected %.0f bytes for a model of this shape, found %zu%s", path, expected, found,
-            (double)found < expected ? " (cut off?)" : "");
+        die(1, "%s: expected %.0f bytes for a model of this shape, found %zu%s",
+            path, expected, found, (double)found < expected ? " (cut off?)" : "");
 }
 
 static int max_positions(const Config *c, int max_len, const char *path)
 {
     if (max_len > c->seq_len && c->pos->bounded)
-        die(1, "%s: %d positions were asked for, but %s has a row for each of the %d trained ones and none beyond", path, max_len,
-            c->pos->name, c->seq_len);
+        die(1, "%s: %d positions were asked for, but %s has a row for each of the %d trained ones "
+            "and none beyond", path, max_len, c->pos->name, c->seq_len);
     return max_len > c->seq_len ? max_len : c->seq_len;
 }
 
-/* A checkpoint of llama2.c: its tensors stand by kind, all layers of one behind each other, and are copied into our order. */
+/* A checkpoint of llama2.c: its tensors stand by kind, all layers of one behind each other, and are
+   copied into our order. */
 static void load_llama2c(Model *m, const char *path, const char *file, size_t size, int max_len)
 {
     int32_t n[7], version = 0;
@@ -2192,33 +2369,41 @@ static void load_llama2c(Model *m, const char *path, const char *file, size_t si
     if (versioned && size < 256) die(1, "%s: expected 256 bytes of header, found %zu", path, size);
     if (versioned) memcpy(&version, file + 4, 4);
     if (versioned && version != 1)
-        die(1, "%s: a llama2.c checkpoint of version %d; versions 0 and 1 (fp32) can be read", path, version);
+        die(1, "%s: a llama2.c checkpoint of version %d; versions 0 and 1 (fp32) can be read",
+            path, version);
     memcpy(n, file + (versioned ? 8 : 0), sizeof n);
     const int untied = versioned ? !file[36] : n[5] < 0;
     for (int i = 0; i < 7; i++)
         if ((n[i] < 1 && !(i == 5 && n[i] < 0 && n[i] > -(1 << 24))) || n[i] > 1 << 24)
-            die(1, "%s: not a model file: field %d of the header is %d (%zu bytes)", path, i, n[i], size);
-    Config c = { .dim = n[0], .hidden_dim = n[1], .n_layers = n[2], .n_heads = n[3], .n_kv_heads = n[4], .vocab_size = abs(n[5]),
-                 .seq_len = n[6], .untied = untied, .start_token = 1, .pos = posenc_find("rope") };
+            die(1, "%s: not a model file: field %d of the header is %d (%zu bytes)",
+                path, i, n[i], size);
+    Config c = { .dim = n[0], .hidden_dim = n[1], .n_layers = n[2], .n_heads = n[3],
+                 .n_kv_heads = n[4], .vocab_size = abs(n[5]), .seq_len = n[6], .untied = untied,
+                 .start_token = 1, .pos = posenc_find("rope") };
     for (int i = 0; i < POS_OPTIONS; i++) c.pos_opt[i] = c.pos->options[i].value;
     check_config(&c, path);
-    const double angles = versioned ? 0 : (double)c.seq_len * (c.dim / c.n_heads / 2) * 2;    // unused tables
+    // The legacy version holds tables of angles, unused.
+    const double angles = versioned ? 0 : (double)c.seq_len * (c.dim / c.n_heads / 2) * 2;
     check_size(path, (versioned ? 256 : 28) + 4 * ((double)config_params(&c) + angles), size);
 
     model_create(m, &c, max_positions(&c, max_len, path));
     Params *p = &m->params;
     const Layer *l = p->layers;
-    const size_t dim = (size_t)c.dim, kv = dim / (size_t)c.n_heads * (size_t)c.n_kv_heads, hidden = (size_t)c.hidden_dim;
+    const size_t dim = (size_t)c.dim, kv = dim / (size_t)c.n_heads * (size_t)c.n_kv_heads;
+    const size_t hidden = (size_t)c.hidden_dim;
     const size_t L = (size_t)c.n_layers, embedding = (size_t)c.vocab_size * dim;
     enum { EMB, ATT, WQ, WK, WV, WO, FFN, W1, W2, W3, FINAL, ANGLES, CLS, KINDS };
     const struct { float *first; size_t count, layers; } kind[KINDS] = {
         [EMB] = { p->token_embedding, embedding, 1 }, [ATT] = { l->rms_att, dim, L },
-        [WQ] = { l->wq, dim * dim, L }, [WK] = { l->wk, kv * dim, L }, [WV] = { l->wv, kv * dim, L }, [WO] = { l->wo, dim * dim, L },
-        [FFN] = { l->rms_ffn, dim, L },
-        [W1] = { l->w1, hidden * dim, L }, [W2] = { l->w2, dim * hidden, L }, [W3] = { l->w3, hidden * dim, L },
-        [FINAL] = { p->rms_final, dim, 1 }, [ANGLES] = { NULL, (size_t)angles, 1 }, [CLS] = { p->wcls, untied ? embedding : 0, 1 } };
-    static const int order[2][KINDS] = { { EMB, ATT, WQ, WK, WV, WO, FFN, W1, W2, W3, FINAL, ANGLES, CLS },
-                                         { ATT, FFN, FINAL, EMB, WQ, WK, WV, WO, W1, W2, W3, CLS, ANGLES } };
+        [WQ] = { l->wq, dim * dim, L }, [WK] = { l->wk, kv * dim, L },
+        [WV] = { l->wv, kv * dim, L }, [WO] = { l->wo, dim * dim, L },
+        [FFN] = { l->rms_ffn, dim, L }, [W1] = { l->w1, hidden * dim, L },
+        [W2] = { l->w2, dim * hidden, L }, [W3] = { l->w3, hidden * dim, L },
+        [FINAL] = { p->rms_final, dim, 1 }, [ANGLES] = { NULL, (size_t)angles, 1 },
+        [CLS] = { p->wcls, untied ? embedding : 0, 1 } };
+    static const int order[2][KINDS] = {
+        { EMB, ATT, WQ, WK, WV, WO, FFN, W1, W2, W3, FINAL, ANGLES, CLS },
+        { ATT, FFN, FINAL, EMB, WQ, WK, WV, WO, W1, W2, W3, CLS, ANGLES } };
     const char *at = file + (versioned ? 256 : 28);
     const size_t layer_floats = L > 1 ? (size_t)(l[1].wq - l[0].wq) : 0;
     for (int k = 0; k < KINDS; k++) {
@@ -2226,44 +2411,58 @@ static void load_llama2c(Model *m, const char *path, const char *file, size_t si
         const size_t bytes = kind[i].count * sizeof(float);
         #pragma omp parallel for schedule(static)
         for (long j = 0; j < (long)kind[i].layers; j++)
-            if (kind[i].first) memcpy(kind[i].first + (size_t)j * layer_floats, at + (size_t)j * bytes, bytes);
+            if (kind[i].first)
+                memcpy(kind[i].first + (size_t)j * layer_floats, at + (size_t)j * bytes, bytes);
         at += kind[i].layers * bytes;
     }
 }
 
-static int load_posenc(Model *m, const char *path, char *file, size_t size, int max_len, TrainState *state)
+static int load_posenc(Model *m, const char *path, char *file, size_t size, int max_len,
+                       TrainState *state)
 {
     Header h;
-    if (size < HEADER) die(1, "%s: expected %d bytes of header, found %zu (cut off?)", path, HEADER, size);
+    if (size < HEADER)
+        die(1, "%s: expected %d bytes of header, found %zu (cut off?)", path, HEADER, size);
     memcpy(&h, file, sizeof h);
-    if (h.version != VERSION) die(1, "%s: a model of version %d, expected %d", path, h.version, VERSION);
-    if (h.sum != checksum(&h, offsetof(Header, sum))) die(1, "%s: the header is damaged: its checksum does not match", path);
+    if (h.version != VERSION)
+        die(1, "%s: a model of version %d, expected %d", path, h.version, VERSION);
+    if (h.sum != checksum(&h, offsetof(Header, sum)))
+        die(1, "%s: the header is damaged: its checksum does not match", path);
     h.pos[sizeof h.pos - 1] = 0;
-    Config c = { .dim = h.shape[0], .hidden_dim = h.shape[1], .n_layers = h.shape[2], .n_heads = h.shape[3],
-                 .n_kv_heads = h.shape[4], .vocab_size = h.shape[5], .seq_len = h.shape[6], .untied = h.shape[7],
-                 .start_token = h.shape[8], .pos = posenc_find(h.pos) };
+    Config c = { .dim = h.shape[0], .hidden_dim = h.shape[1], .n_layers = h.shape[2],
+                 .n_heads = h.shape[3], .n_kv_heads = h.shape[4], .vocab_size = h.shape[5],
+                 .seq_len = h.shape[6], .untied = h.shape[7], .start_token = h.shape[8],
+                 .pos = posenc_find(h.pos) };
     if (!c.pos) die(1, "%s: the encoding \"%s\" is not known to this program", path, h.pos);
     for (int i = 0; i < POS_OPTIONS; i++) {
         const PosOption *o = &c.pos->options[i];
         c.pos_opt[i] = h.option[i].value;
-        if (strncmp(h.option[i].name, o->name ? o->name : "", NAME) || (o->name && !(c.pos_opt[i] >= o->min && c.pos_opt[i] <= o->max)))
-            die(1, "%s: option \"%.*s\" = %g is not one that %s has here", path, NAME, h.option[i].name, c.pos_opt[i], c.pos->name);
+        if (strncmp(h.option[i].name, o->name ? o->name : "", NAME)
+            || (o->name && !(c.pos_opt[i] >= o->min && c.pos_opt[i] <= o->max)))
+            die(1, "%s: option \"%.*s\" = %g is not one that %s has here",
+                path, NAME, h.option[i].name, c.pos_opt[i], c.pos->name);
     }
     check_config(&c, path);
-    const size_t floats = config_params(&c) * sizeof(float), vocab_room = round_up((size_t)h.vocab_bytes, 64);
-    if (h.vocab_bytes > size || c.start_token < -1 || c.start_token >= c.vocab_size || h.n_params * sizeof(float) != floats
+    const size_t floats = config_params(&c) * sizeof(float);
+    const size_t vocab_room = round_up((size_t)h.vocab_bytes, 64);
+    if (h.vocab_bytes > size || c.start_token < -1 || c.start_token >= c.vocab_size
+        || h.n_params * sizeof(float) != floats
         || (h.state_bytes && h.state_bytes != sizeof *state + 2 * floats))
         die(1, "%s: not a usable model: its header contradicts itself", path);
-    check_size(path, (double)HEADER + (double)vocab_room + (double)floats + (double)h.state_bytes, size);
-    if (h.vocab_sum != checksum(file + HEADER, vocab_room)) die(1, "%s: the vocabulary is damaged: its checksum does not match", path);
+    check_size(path, (double)HEADER + (double)vocab_room + (double)floats + (double)h.state_bytes,
+               size);
+    if (h.vocab_sum != checksum(file + HEADER, vocab_room))
+        die(1, "%s: the vocabulary is damaged: its checksum does not match", path);
     char *params = file + HEADER + vocab_room, *saved = params + floats;
-    if (h.params_sum != checksum(params, floats)) die(1, "%s: the parameters are damaged: their checksum does not match", path);
+    if (h.params_sum != checksum(params, floats))
+        die(1, "%s: the parameters are damaged: their checksum does not match", path);
     if (state && h.state_bytes) {
         memcpy(state, saved, sizeof *state);
         saved += sizeof *state;
         m->m = memcpy(xmalloc(floats), saved, floats);
         m->v = memcpy(xmalloc(floats), saved + floats, floats);
-        if (h.state_sum != (checksum(state, sizeof *state) ^ mix(checksum(m->m, floats)) ^ mix(mix(checksum(m->v, floats)))))
+        if (h.state_sum != (checksum(state, sizeof *state) ^ mix(checksum(m->m, floats))
+                            ^ mix(mix(checksum(m->v, floats)))))
             die(1, "%s: the training state is damaged: its checksum does not match", path);
     }
     if (h.vocab_bytes) {
@@ -2297,21 +2496,25 @@ int model_load(Model *m, const char *path, const char *tokenizer, int max_len, T
     }
     const Tokenizer *t = &m->tokenizer;
     if (t->size && t->size != m->config.vocab_size)
-        die(1, "%s: the model has %d tokens, its vocabulary %s has %d", path, m->config.vocab_size, tokenizer ? tokenizer : "inside", t->size);
-    if (tokenizer && own.size && (own.file_size != t->file_size || (t->file_size && memcmp(own.file, t->file, t->file_size))))
+        die(1, "%s: the model has %d tokens, its vocabulary %s has %d",
+            path, m->config.vocab_size, tokenizer ? tokenizer : "inside", t->size);
+    if (tokenizer && own.size
+        && (own.file_size != t->file_size
+            || (t->file_size && memcmp(own.file, t->file, t->file_size))))
         die(1, "%s: carries its own vocabulary, and %s is another one", path, tokenizer);
     if (tokenizer) tokenizer_free(&own);
     return has_state;
 }
 
-/* ---- Command-line options --------------------------------------------------------------------------------- */
+/* ---- Command-line options -------------------------------------------------------------------- */
 
 void options_help(const Option *options, int n)
 {
     for (const Option *o = options; o < options + n && o->name; o++) {
         char left[64], value[64] = "";
         const char letter[] = { '-', o->letter, ' ', 0 };
-        snprintf(left, sizeof left, "%s--%s%s%s", o->letter ? letter : "   ", o->name, o->arg ? " " : "", o->arg ? o->arg : "");
+        snprintf(left, sizeof left, "%s--%s%s%s", o->letter ? letter : "   ", o->name,
+                 o->arg ? " " : "", o->arg ? o->arg : "");
         if (o->i && *o->i >= o->min) snprintf(value, sizeof value, " [%d]", *o->i);
         if (o->f && !isnan(*o->f)) snprintf(value, sizeof value, " [%g]", *o->f);
         if (o->s && *o->s) snprintf(value, sizeof value, " [%s]", *o->s);
@@ -2323,7 +2526,8 @@ static void option_value(Option *o, const char *shown, const char *text)
 {
     char *end = NULL;
     if (o->s) {
-        if (o->given && o->given >= o->max && o->max > 1) die(2, "%s can be given %g times", shown, o->max);
+        if (o->given && o->given >= o->max && o->max > 1)
+            die(2, "%s can be given %g times", shown, o->max);
         o->s[o->max > 1 ? o->given : 0] = text;
         o->given++;
         return;
@@ -2335,7 +2539,9 @@ static void option_value(Option *o, const char *shown, const char *text)
     if (o->i) value = (double)strtoll(text, &end, 10);
     if (o->u) *o->u = strtoull(text, &end, 10);
     if (!*text || *end || strchr(" \t\n", *text) || (o->u && (errno || strchr(text, '-'))))
-        die(2, "%s: \"%s\" is not a %s", shown, text, o->f ? "number" : o->u ? "whole number from 0 to 18446744073709551615" : "whole number");
+        die(2, "%s: \"%s\" is not a %s", shown, text,
+            o->f ? "number"
+            : o->u ? "whole number from 0 to 18446744073709551615" : "whole number");
     if (!o->u && !(value >= o->min && value <= o->max))
         die(2, "%s: %s is not between %.10g and %.10g", shown, text, o->min, o->max);
     if (o->i) *o->i = (int)value;
@@ -2363,7 +2569,9 @@ int options_parse(Option *options, int argc, char **argv, void (*help)(void))
         }
         if (!o->name) die(2, "unknown option %s (--help lists them)", arg);
         char shown[64];
-        snprintf(shown, sizeof shown, "%s%.*s", arg[1] == '-' ? "--" : "-", arg[1] == '-' ? 40 : 1, arg[1] == '-' ? o->name : arg + 1);
+        const int is_long = arg[1] == '-';
+        snprintf(shown, sizeof shown, "%s%.*s", is_long ? "--" : "-", is_long ? 40 : 1,
+                 is_long ? o->name : arg + 1);
         if (!o->arg) {
             if (equals) die(2, "%s takes no value", shown);
             *o->on = o->given = 1;

@@ -1,7 +1,8 @@
 /* posenc.c - the positional encodings, one block each, and the table that names them.
 
-   Attention by itself sees a set: without an encoding, the score of a query and a key is the same wherever they stand. (A causal
-   mask tells something all the same: the first token sees itself alone. That is why `none` is worse, not useless.)
+   Attention by itself sees a set: without an encoding, the score of a query and a key is the same
+   wherever they stand. (A causal mask tells something all the same: the first token sees itself
+   alone. That is why `none` is worse, not useless.)
    An encoding acts in one or more of the places of PosTables (model.h):
 
        embed   added to the token embedding              sinusoidal, learned
@@ -10,11 +11,13 @@
        rel_k   q . rel_k[distance], added to the score   rpe
        rel_v   added to the values, by distance          rpe --rpe-values 1
 
-   To add one: write a block with its formula and source, the functions it needs of PosEnc (those it does not need stay NULL), and
-   a row in the table at the end. --pos, --help, its options, model files, tests and pe-bench walk the table.
+   To add one: write a block with its formula and source, the functions it needs of PosEnc (the
+   others stay NULL), and a row in the table at the end. --pos, --help, its options, model files,
+   tests and pe-bench walk the table.
 
-   Conventions: p is a position, counted from 0; n >= 0 is the distance from a query back to a key; D is the size of a head; H the
-   number of heads. Angles and logarithms are computed in double and stored in float. */
+   Conventions: p is a position, counted from 0; n >= 0 is the distance from a query back to a key;
+   D is the size of a head; H the number of heads. Angles and logarithms are computed in double and
+   stored in float. */
 #include "model.h"
 
 #include <math.h>
@@ -23,15 +26,18 @@
 
 static int head_size(const Config *c) { return c->dim / c->n_heads; }
 
-/* ---- none ------------------------------------------------------------------------------------------------
-   Nothing is added anywhere: the control of every comparison. (NoPE: Haviv et al. 2022, Kazemnejad et al. 2023.)
+/* ---- none ---------------------------------------------------------------------------------------
+   Nothing is added anywhere: the control of every comparison. (NoPE: Haviv et al. 2022,
+   Kazemnejad et al. 2023.)
    Past the trained length: nothing breaks, the loss rises. */
 
-/* ---- sinusoidal ------------------------------------------------------------------------------------------
-   x_p = e_p + c P[p],   P[p, 2i] = sin(p w_i),  P[p, 2i+1] = cos(p w_i),  w_i = base^(-2i/dim),  i = 0 .. dim/2 - 1
-   Vaswani et al. 2017. Pair 0 turns fastest (once in 2 pi tokens), the last slowest. P[p+k] is a fixed rotation of P[p], and P[p].P[q]
-   depends on p - q alone. No parameters. P has an RMS of 0.707; the default scale c = 0.02 sqrt(2) brings it to the 0.02 of a
-   fresh token embedding (the paper instead multiplies the embedding by sqrt(dim)).
+/* ---- sinusoidal ---------------------------------------------------------------------------------
+   x_p = e_p + c P[p],   P[p, 2i] = sin(p w_i),  P[p, 2i+1] = cos(p w_i),
+   w_i = base^(-2i/dim),  i = 0 .. dim/2 - 1
+   Vaswani et al. 2017. Pair 0 turns fastest (once in 2 pi tokens), the last slowest. P[p+k] is a
+   fixed rotation of P[p], and P[p].P[q] depends on p - q alone. No parameters. P has an RMS of
+   0.707; the default scale c = 0.02 sqrt(2) brings it to the 0.02 of a fresh token embedding (the
+   paper instead multiplies the embedding by sqrt(dim)).
    Past the trained length: computable, but the model has not seen these vectors and fails soon. */
 
 enum { POS_SCALE, POS_BASE };    // options of sinusoidal; learned has the first
@@ -43,12 +49,14 @@ static void sinusoidal_build(PosTables *t, float *shared, const Config *c)
     t->embed = pos_alloc(t, (size_t)t->len * (size_t)c->dim);
     for (int i = 0; i < c->dim; i++) {
         const double w = pow(c->pos_opt[POS_BASE], -(double)(i / 2 * 2) / c->dim);
-        for (int p = 0; p < t->len; p++)
-            t->embed[(size_t)p * (size_t)c->dim + (size_t)i] = (float)(i % 2 ? cos(p * w) : sin(p * w));
+        for (int p = 0; p < t->len; p++) {
+            const double value = i % 2 ? cos(p * w) : sin(p * w);
+            t->embed[(size_t)p * (size_t)c->dim + (size_t)i] = (float)value;
+        }
     }
 }
 
-/* ---- learned ---------------------------------------------------------------------------------------------
+/* ---- learned ------------------------------------------------------------------------------------
    x_p = e_p + c E[p],   E (seq_len, dim) trained, from N(0, 0.02).
    Gehring et al. 2017; GPT-2, BERT. seq_len dim parameters.
    Past the trained length: there is no row E[p], so the model refuses. */
@@ -57,15 +65,18 @@ static size_t learned_params(const Config *c) { return (size_t)c->seq_len * (siz
 
 static void learned_build(PosTables *t, float *shared, const Config *c)
 {
-    t->embed = shared;    // the table is the parameter, and the gradient of the one that of the other
+    t->embed = shared;    // the table is the parameter, its gradient that of the parameter
     t->embed_scale = (float)c->pos_opt[POS_SCALE];
 }
 
-/* ---- rpe -------------------------------------------------------------------------------------------------
-   s_ij = q_i . (k_j + a[min(n, clip)]) / sqrt(D),   and with values  o_i = sum_j A_ij (v_j + b[min(n, clip)])
-   Relative position representations, Shaw, Uszkoreit & Vaswani 2018; in a causal model their clip(j - i, -k, k) leaves k + 1 rows. a and b
-   (clip+1, D) are trained in every layer, shared by the heads, from N(0, 0.02): (clip+1) D parameters per layer, twice with values.
-   Past the trained length: every distance beyond the clip is the same to the model; degrades gently. */
+/* ---- rpe ----------------------------------------------------------------------------------------
+   s_ij = q_i . (k_j + a[min(n, clip)]) / sqrt(D),
+   and with values  o_i = sum_j A_ij (v_j + b[min(n, clip)])
+   Relative position representations, Shaw, Uszkoreit & Vaswani 2018; in a causal model their clip(j
+   - i, -k, k) leaves k + 1 rows. a and b (clip+1, D) are trained in every layer, shared by the
+   heads, from N(0, 0.02): (clip+1) D parameters per layer, twice with values.
+   Past the trained length: every distance beyond the clip is the same to the model; degrades
+   gently. */
 
 enum { RPE_CLIP, RPE_VALUES };
 
@@ -83,23 +94,28 @@ static void rpe_layer(PosTables *t, float *layer, const Config *c)
     t->rel_v = c->pos_opt[RPE_VALUES] != 0 ? layer + rpe_rows(c) * (size_t)head_size(c) : NULL;
 }
 
-/* ---- t5 --------------------------------------------------------------------------------------------------
+/* ---- t5 -----------------------------------------------------------------------------------------
    s_ij = q_i . k_j / sqrt(D) + sqrt(dim) B[bucket(n)][h]
-   bucket(n) = n for n < me, else min(buckets - 1, me + floor(ln(n / me) / ln(max / me) (buckets - me))),  me = buckets / 2
-   Raffel et al. 2020, the causal side. B (buckets, H) is trained, shared by all layers, from zero. AdamW moves a parameter by about
-   lr a step whatever its gradient, so a bare table would stay within a nat in a short run; sqrt(dim) lets it move (the same device,
-   with sqrt(D), is in x-transformers). A bucket that no distance below the trained length reaches would stay at zero and
-   betray far keys, so max defaults to half the context.
-   Past the trained length: all that is farther than max shares the last bucket; holds for a while, then rises. */
+   bucket(n) = n for n < me = buckets / 2, else
+               min(buckets - 1, me + floor(ln(n / me) / ln(max / me) (buckets - me)))
+   Raffel et al. 2020, the causal side. B (buckets, H) is trained, shared by all layers, from zero.
+   AdamW moves a parameter by about lr a step whatever its gradient, so a bare table would stay
+   within a nat in a short run; sqrt(dim) lets it move (the same device, with sqrt(D), is in
+   x-transformers). A bucket that no distance below the trained length reaches would stay at zero
+   and betray far keys, so max defaults to half the context.
+   Past the trained length: all that is farther than max shares the last bucket; holds for a while,
+   then rises. */
 
 enum { T5_BUCKETS, T5_MAX };
 
 static void t5_configure(Config *c, char *why, size_t size)
 {
-    const double buckets = c->pos_opt[T5_BUCKETS], half = floor(c->seq_len / 2.0);
-    if (c->pos_opt[T5_MAX] == 0) c->pos_opt[T5_MAX] = half > floor(buckets / 2) ? half : floor(buckets / 2) + 1;
-    if (c->pos_opt[T5_MAX] <= floor(buckets / 2))
-        snprintf(why, size, "t5-max %g must exceed half of t5-buckets %g", c->pos_opt[T5_MAX], buckets);
+    const double buckets = c->pos_opt[T5_BUCKETS], exact = floor(buckets / 2);
+    const double half = floor(c->seq_len / 2.0);
+    if (c->pos_opt[T5_MAX] == 0) c->pos_opt[T5_MAX] = half > exact ? half : exact + 1;
+    if (c->pos_opt[T5_MAX] <= exact)
+        snprintf(why, size, "t5-max %g must exceed half of t5-buckets %g", c->pos_opt[T5_MAX],
+                 buckets);
 }
 
 static int t5_bucket(int n, const Config *c)
@@ -111,7 +127,10 @@ static int t5_bucket(int n, const Config *c)
     return bucket < buckets - 1 ? (int)bucket : buckets - 1;
 }
 
-static size_t t5_params(const Config *c) { return (size_t)c->pos_opt[T5_BUCKETS] * (size_t)c->n_heads; }
+static size_t t5_params(const Config *c)
+{
+    return (size_t)c->pos_opt[T5_BUCKETS] * (size_t)c->n_heads;
+}
 
 static void bias_build(PosTables *t, float *shared, const Config *c)
 {
@@ -134,32 +153,38 @@ static void t5_backward(float *dshared, const PosTables *dt, const float *shared
             dshared[b * c->n_heads + h] += sqrtf((float)c->dim) * *pos_bias(dt, h, n);
 }
 
-/* ---- alibi -----------------------------------------------------------------------------------------------
+/* ---- alibi --------------------------------------------------------------------------------------
    s_ij = q_i . k_j / sqrt(D) - m_h n,   m_h = 2^(-8h/H), h = 1 .. H, when H is a power of two
-   Press, Smith & Lewis 2022; otherwise, as in their code, the slopes of the next lower power of two, followed by every other slope of the next
-   higher one. No parameters. (Under a causal mask the same as adding m_h j: softmax ignores what a whole row has in common.)
+   Press, Smith & Lewis 2022; otherwise, as in their code, the slopes of the next lower power of
+   two, followed by every other slope of the next higher one. No parameters. (Under a causal mask
+   the same as adding m_h j: softmax ignores what a whole row has in common.)
    Past the trained length: far keys fade, so the loss stays flat. */
 
 static double alibi_slope(int h, int H)    // h = 0 .. H-1
 {
     int power = 1;
     while (power * 2 <= H) power *= 2;
-    return h < power ? pow(2, -8.0 * (h + 1) / power) : pow(2, -4.0 * (2 * (h - power) + 1) / power);
+    return h < power ? pow(2, -8.0 * (h + 1) / power)
+                     : pow(2, -4.0 * (2 * (h - power) + 1) / power);
 }
 
 static void alibi_build(PosTables *t, float *shared, const Config *c)
 {
     bias_build(t, shared, c);
     for (int h = 0; h < c->n_heads; h++)
-        for (int n = 0; n < t->len; n++) *pos_bias(t, h, n) = (float)(-alibi_slope(h, c->n_heads) * n);
+        for (int n = 0; n < t->len; n++)
+            *pos_bias(t, h, n) = (float)(-alibi_slope(h, c->n_heads) * n);
 }
 
-/* ---- rope ------------------------------------------------------------------------------------------------
-   (a, b) -> (a cos f - b sin f, a sin f + b cos f),   f = p w_i,  w_i = base^(-2i/dims),  for the pairs (2i, 2i+1), i = 0 .. dims/2 - 1
-   Su et al. 2021. Turns the first `dims` dimensions of every head of q and k, in every layer; v is not touched. q_i . k_j then depends on
-   n alone. dims below D is partial rotary (GPT-NeoX). No parameters. Neighbouring pairs, as Meta's Llama and llama2.c; half-split
-   models (Hugging Face) have the same pairs in another order.
-   Past the trained length: slow pairs reach angles that were never seen; the loss rises from about 1.2 times the length on. */
+/* ---- rope ---------------------------------------------------------------------------------------
+   (a, b) -> (a cos f - b sin f, a sin f + b cos f),   f = p w_i,  w_i = base^(-2i/dims),
+   for the pairs (2i, 2i+1), i = 0 .. dims/2 - 1
+   Su et al. 2021. Turns the first `dims` dimensions of every head of q and k, in every layer; v is
+   not touched. q_i . k_j then depends on n alone. dims below D is partial rotary (GPT-NeoX). No
+   parameters. Neighbouring pairs, as Meta's Llama and llama2.c; half-split models (Hugging Face)
+   have the same pairs in another order.
+   Past the trained length: slow pairs reach angles that were never seen; the loss rises from about
+   1.2 times the length on. */
 
 enum { ROPE_BASE, ROPE_DIMS };
 
@@ -167,8 +192,11 @@ static void rope_configure(Config *c, char *why, size_t size)
 {
     if (c->pos_opt[ROPE_DIMS] == 0) c->pos_opt[ROPE_DIMS] = head_size(c);
     const int dims = (int)c->pos_opt[ROPE_DIMS];
-    if (dims % 2) snprintf(why, size, "rope turns pairs, but a head has an odd number of dimensions to turn: %d", dims);
-    else if (dims > head_size(c)) snprintf(why, size, "rope-dims %d exceeds the %d dimensions of a head", dims, head_size(c));
+    if (dims % 2)
+        snprintf(why, size,
+                 "rope turns pairs, but a head has an odd number of dimensions to turn: %d", dims);
+    else if (dims > head_size(c))
+        snprintf(why, size, "rope-dims %d exceeds the %d dimensions of a head", dims, head_size(c));
 }
 
 static void rope_build(PosTables *t, float *shared, const Config *c)
@@ -187,27 +215,33 @@ static void rope_build(PosTables *t, float *shared, const Config *c)
     }
 }
 
-/* ---- The table ------------------------------------------------------------------------------------------- */
+/* ---- The table ------------------------------------------------------------------------------- */
 
-#define SCALE(value) { "pos-scale", "factor of the encoding when it is added to the embedding", value, 0, 1e6, 0 }
+#define SCALE(value) \
+    { "pos-scale", "factor of the encoding when it is added to the embedding", value, 0, 1e6, 0 }
 
 const PosEnc posencs[] = {
     { .name = "none", .help = "nothing: the control" },
     { .name = "sinusoidal", .help = "sines added to the embedding (Vaswani et al. 2017)",
-      .options = { SCALE(0.02 * 1.4142135623730951), { "pos-base", "base of the wavelengths", 10000, 1, 1e12, 0 } },
+      .options = { SCALE(0.02 * 1.4142135623730951),
+                   { "pos-base", "base of the wavelengths", 10000, 1, 1e12, 0 } },
       .build = sinusoidal_build },
     { .name = "learned", .help = "a trained table added to the embedding (GPT-2)", .bounded = 1,
-      .options = { SCALE(1) }, .shared_params = learned_params, .init_std = 0.02f, .build = learned_build },
+      .options = { SCALE(1) },
+      .shared_params = learned_params, .init_std = 0.02f, .build = learned_build },
     { .name = "rpe", .help = "trained vectors by distance, dotted with q (Shaw et al. 2018)",
       .options = { { "rpe-clip", "distances beyond this are one", 16, 0, 1 << 16, 1 },
                    { "rpe-values", "1: also add trained vectors to the values", 0, 0, 1, 1 } },
       .layer_params = rpe_params, .init_std = 0.02f, .layer = rpe_layer },
     { .name = "t5", .help = "a trained bias by head and bucket of distances (Raffel et al. 2020)",
       .options = { { "t5-buckets", "number of buckets", 32, 2, 1 << 16, 1 },
-                   { "t5-max", "distance where the last bucket begins; 0: half the context", 0, 0, 1 << 24, 1 } },
+                   { "t5-max", "distance where the last bucket begins; 0: half the context",
+                     0, 0, 1 << 24, 1 } },
       .configure = t5_configure, .shared_params = t5_params,
       .build = bias_build, .forward = t5_forward, .backward = t5_backward },
-    { .name = "alibi", .help = "a fixed penalty by distance, one slope per head (Press et al. 2022)", .build = alibi_build },
+    { .name = "alibi",
+      .help = "a fixed penalty by distance, one slope per head (Press et al. 2022)",
+      .build = alibi_build },
     { .name = "rope", .help = "q and k turned by their position (Su et al. 2021)",
       .options = { { "rope-base", "base of the wavelengths", 10000, 1, 1e12, 0 },
                    { "rope-dims", "dimensions of a head to turn; 0: all", 0, 0, 1 << 24, 1 } },

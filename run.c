@@ -3,7 +3,7 @@
 #define MODEL_IMPLEMENTATION
 #include "model.h"
 
-/* ---- Options: the defaults are here, --help prints them --------------------------------------------------- */
+/* ---- Options: the defaults are here, --help prints them -------------------------------------- */
 
 enum { STOPS = 8, CONTEXTS = 32 };
 
@@ -14,19 +14,29 @@ static uint64_t seed;
 
 static Option options[] = {
     { "prompt", 'p', "TEXT", "text to go on from", .s = &prompt },
-    { "prompt-file", 'f', "FILE", "the same from a file, less one newline at its end; - is standard input", .s = &prompt_file },
-    { "tokens", 'n', "N", "tokens to generate, as far as the context reaches", .i = &tokens, .min = 0, .max = 1 << 30 },
-    { "temp", 't', "X", "temperature; 0: always the likeliest token", .f = &temperature, .min = 0, .max = 1e30 },
-    { "top-k", 'k', "N", "draw from the N likeliest tokens; 0: from all", .i = &top_k, .min = 0, .max = 1 << 30 },
-    { "top-p", 0, "X", "draw from the likeliest tokens that have this probability together; 1: from all", .f = &top_p, .min = 0, .max = 1 },
+    { "prompt-file", 'f', "FILE", .s = &prompt_file,
+      .help = "the same from a file, less one newline at its end; - is standard input" },
+    { "tokens", 'n', "N", .i = &tokens, .min = 0, .max = 1 << 30,
+      .help = "tokens to generate, as far as the context reaches" },
+    { "temp", 't', "X", .f = &temperature, .min = 0, .max = 1e30,
+      .help = "temperature; 0: always the likeliest token" },
+    { "top-k", 'k', "N", .i = &top_k, .min = 0, .max = 1 << 30,
+      .help = "draw from the N likeliest tokens; 0: from all" },
+    { "top-p", 0, "X", .f = &top_p, .min = 0, .max = 1,
+      .help = "draw from the likeliest tokens that have this probability together; 1: from all" },
     { "seed", 's', "N", "random seed; default: drawn, and printed", .u = &seed },
-    { "stop", 0, "TEXT", "stop before TEXT would be printed; may be given up to 8 times", .s = stops, .max = STOPS },
+    { "stop", 0, "TEXT", .s = stops, .max = STOPS,
+      .help = "stop before TEXT would be printed; may be given up to 8 times" },
     { "tokenizer", 'z', "FILE", "vocabulary, for checkpoints of llama2.c", .s = &tokenizer_file },
-    { "ctx", 0, "N", "context; more than was trained if the encoding can. With --eval a list: N,N,...", .s = &ctx_list },
-    { "threads", 0, "N", "threads; 0: OMP_NUM_THREADS, else all processors", .i = &threads, .min = 0, .max = 4096 },
+    { "ctx", 0, "N", .s = &ctx_list,
+      .help = "context; more than was trained if the encoding can. With --eval a list: N,N,..." },
+    { "threads", 0, "N", .i = &threads, .min = 0, .max = 4096,
+      .help = "threads; 0: OMP_NUM_THREADS, else all processors" },
     { "encode", 0, NULL, "print the prompt's token ids, nothing else", .on = &encode },
-    { "eval", 0, "FILE", "print the loss on a text: ctx tokens loss ppl bits_per_byte", .s = &eval_file },
-    { "by-position", 0, NULL, "with --eval: by position in the window: ctx from to tokens loss", .on = &by_position },
+    { "eval", 0, "FILE", .s = &eval_file,
+      .help = "print the loss on a text: ctx tokens loss ppl bits_per_byte" },
+    { "by-position", 0, NULL, .on = &by_position,
+      .help = "with --eval: by position in the window: ctx from to tokens loss" },
     { "quiet", 'q', NULL, "print errors and warnings only", .on = &quiet },
     { .name = NULL }
 };
@@ -34,7 +44,8 @@ static Option options[] = {
 static void help(void)
 {
     printf("usage: run [options] MODEL\n"
-           "Generates text with a model that ./train wrote, or with a checkpoint of llama2.c and its -z tokenizer.bin.\n"
+           "Generates text with a model that ./train wrote, "
+           "or with a checkpoint of llama2.c and its -z tokenizer.bin.\n"
            "    ./run model.bin -p \"Once upon a time\"\n\n");
     options_help(options, (int)(sizeof options / sizeof *options));
 }
@@ -54,28 +65,31 @@ static int parse_contexts(int *list)
         char *end;
         const long value = strtol(s, &end, 10);
         if (end == s || (*end && *end != ',') || value < 1 || value > 1 << 24 || n == CONTEXTS)
-            die(2, "--ctx: \"%s\" is not a list of up to %d numbers from 1 to %d", ctx_list, CONTEXTS, 1 << 24);
+            die(2, "--ctx: \"%s\" is not a list of up to %d numbers from 1 to %d",
+                ctx_list, CONTEXTS, 1 << 24);
         list[n++] = (int)value;
         s = *end ? end + 1 : NULL;
     }
     return n;
 }
 
-/* ---- Evaluation -------------------------------------------------------------------------------------------- */
+/* ---- Evaluation ------------------------------------------------------------------------------ */
 
-/* Every token of the text but the first is a target once, whatever the context: windows of ctx targets follow each other, and
-   the last is shorter. loss[i] is the loss of token i + 1. */
+/* Every token of the text but the first is a target once, whatever the context: windows of ctx
+   targets follow each other, and the last is shorter. loss[i] is the loss of token i + 1. */
 static void score(Model *m, float *loss, const int *text, size_t n, int ctx)
 {
     const size_t T = (size_t)ctx, at_once = (PIECE_TOKENS + T - 1) / T;
     for (size_t at = 0; at < n;) {
-        const size_t length = min_size(T, n - at), sequences = length < T ? 1 : min_size(at_once, (n - at) / T);
+        const size_t length = min_size(T, n - at);
+        const size_t sequences = length < T ? 1 : min_size(at_once, (n - at) / T);
         model_loss(m, loss + at, text + at, text + at + 1, NULL, (int)sequences, (int)length);
         at += sequences * length;
     }
 }
 
-static double mean(const float *loss, size_t n, size_t *count, size_t ctx, size_t from, size_t to)    // over positions [from, to)
+/* Over positions [from, to). */
+static double mean(const float *loss, size_t n, size_t *count, size_t ctx, size_t from, size_t to)
 {
     double sum = 0;
     *count = 0;
@@ -88,23 +102,32 @@ static void evaluate(Model *m, const int *contexts, int n_contexts)
 {
     size_t size, n, count, bytes = 0, converted;
     char *text = text_read(eval_file, &size, &converted);
-    if (converted && !quiet) fprintf(stderr, "run: %s: %zu carriage returns were read as newlines\n", eval_file, converted);
+    if (converted && !quiet)
+        fprintf(stderr, "run: %s: %zu carriage returns were read as newlines\n", eval_file,
+                converted);
     int *ids = tokenizer_encode(&m->tokenizer, text, size, &n);
-    if (n < 2) die(1, "%s: nothing to score: %zu tokens, and the first has no context", eval_file, n);
+    if (n < 2)
+        die(1, "%s: nothing to score: %zu tokens, and the first has no context", eval_file, n);
     for (size_t i = 1; i < n; i++) {
         int length;
         tokenizer_decode(&m->tokenizer, ids[i], 0, &length);
         bytes += (size_t)length;
     }
     float *loss = xmalloc(--n * sizeof *loss);
-    printf(by_position ? "ctx\tfrom\tto\ttokens\tloss\n" : "ctx\ttokens\tloss\tppl\tbits_per_byte\n");
+    printf(by_position ? "ctx\tfrom\tto\ttokens\tloss\n"
+                       : "ctx\ttokens\tloss\tppl\tbits_per_byte\n");
     for (int i = 0; i < n_contexts; i++) {
         const size_t ctx = (size_t)contexts[i];
         score(m, loss, ids, n, contexts[i]);
         const double all = mean(loss, n, &count, ctx, 0, ctx);
-        if (!isfinite(all)) die(1, "the loss at context %zu is %g: the model computes values that are not numbers", ctx, all);
-        if (!by_position) printf("%zu\t%zu\t%.6f\t%.4f\t%.6f\n", ctx, n, all, exp(all), all * (double)n / log(2) / (double)bytes);
-        for (size_t from = 0, to; by_position && from < min_size(ctx, n); from = to) {    // 0, 1, 2-3, 4-7, ...
+        if (!isfinite(all))
+            die(1, "the loss at context %zu is %g: the model computes values that are not numbers",
+                ctx, all);
+        if (!by_position)
+            printf("%zu\t%zu\t%.6f\t%.4f\t%.6f\n", ctx, n, all, exp(all),
+                   all * (double)n / log(2) / (double)bytes);
+        // 0, 1, 2-3, 4-7, ...
+        for (size_t from = 0, to; by_position && from < min_size(ctx, n); from = to) {
             to = min_size(min_size(ctx, n), from ? 2 * from : 1);
             const double part = mean(loss, n, &count, ctx, from, to);
             printf("%zu\t%zu\t%zu\t%zu\t%.6f\n", ctx, from, to - 1, count, part);
@@ -114,12 +137,14 @@ static void evaluate(Model *m, const int *contexts, int n_contexts)
     free(text), free(ids), free(loss);
 }
 
-/* ---- Generation --------------------------------------------------------------------------------------------- */
+/* ---- Generation ------------------------------------------------------------------------------ */
 
-/* Text on its way out. What may be the beginning of a stop text, or an unfinished character, waits for what follows. */
+/* Text on its way out. What may be the beginning of a stop text, or an unfinished character, waits
+   for what follows. */
 typedef struct { char *text; size_t n, room; } Output;
 
-static size_t unfinished(const char *s, size_t n)    // bytes at the end that begin a UTF-8 character and do not end it
+/* Bytes at the end that begin a UTF-8 character and do not end it. */
+static size_t unfinished(const char *s, size_t n)
 {
     for (size_t back = 1; back <= 3 && back <= n; back++) {
         const uint8_t c = (uint8_t)s[n - back];
@@ -129,7 +154,8 @@ static size_t unfinished(const char *s, size_t n)    // bytes at the end that be
     return 0;
 }
 
-/* Appends and prints what is safe to print; returns 1 when a stop text came, and prints what stands before it. */
+/* Appends and prints what is safe to print; returns 1 when a stop text came, and prints what stands
+   before it. */
 static int output(Output *o, const char *text, size_t length, int last)
 {
     o->text = grow(o->text, &o->room, o->n + length + 1, 1);
@@ -157,7 +183,8 @@ static void generate(Model *m, int *ids, size_t n, int implied, int ctx)
     Cache kv;
     int length, made = 0, room = ctx - (int)n + 1;
     if (tokens > room && given("tokens"))
-        fprintf(stderr, "run: with a context of %d, a prompt of %zu tokens leaves %d to generate\n", ctx, n, room);
+        fprintf(stderr, "run: with a context of %d, a prompt of %zu tokens leaves %d to generate\n",
+                ctx, n, room);
     const int want = tokens < room ? tokens : room;
     cache_create(&kv, m, (int)n + want);
     for (size_t i = (size_t)implied; i < n; i++) {
@@ -171,12 +198,14 @@ static void generate(Model *m, int *ids, size_t n, int implied, int ctx)
     const double t1 = seconds();
     for (; made < want; made++) {
         if (made) logits = model_decode(m, &kv, &ids[n + (size_t)made - 1], 1);
-        const int token = sample(logits, m->config.vocab_size, (float)temperature, top_k, (float)top_p,
-                                 rng_uniform(seed, RNG_SAMPLE, (uint64_t)made));
+        const double u = rng_uniform(seed, RNG_SAMPLE, (uint64_t)made);
+        const int token = sample(logits, m->config.vocab_size, (float)temperature, top_k,
+                                 (float)top_p, u);
         if (token < 0) die(1, "the model computes values that are not numbers (token %d)", made);
         if (!t->bytes && (token == 1 || token == 2)) break;    // begin or end of a text
         ids[n + (size_t)made] = token;
-        const char *s = tokenizer_decode(t, token, !made && n == 1 && m->config.start_token >= 0, &length);
+        const int first = !made && n == 1 && m->config.start_token >= 0;
+        const char *s = tokenizer_decode(t, token, first, &length);
         if (output(&out, s, (size_t)length, 0)) { made++; break; }
     }
     const double t2 = seconds();
@@ -184,9 +213,13 @@ static void generate(Model *m, int *ids, size_t n, int implied, int ctx)
     putchar('\n');
     output_check();
     if (!quiet) {
-        fprintf(stderr, "run: prompt %zu tokens in %.1f ms (%.0f tok/s)", n, 1e3 * (t1 - t0), (double)n / (t1 - t0));
-        if (made > 1) fprintf(stderr, ", generated %d in %.2f s (%.1f tok/s)", made, t2 - t1, (made - 1) / (t2 - t1));
-        fprintf(stderr, ", peak memory %.0f MiB, seed %llu\n", peak_mib(), (unsigned long long)seed);
+        fprintf(stderr, "run: prompt %zu tokens in %.1f ms (%.0f tok/s)", n, 1e3 * (t1 - t0),
+                (double)n / (t1 - t0));
+        if (made > 1)
+            fprintf(stderr, ", generated %d in %.2f s (%.1f tok/s)", made, t2 - t1,
+                    (made - 1) / (t2 - t1));
+        fprintf(stderr, ", peak memory %.0f MiB, seed %llu\n", peak_mib(),
+                (unsigned long long)seed);
     }
     free(out.text);
     cache_free(&kv);
@@ -196,9 +229,12 @@ int main(int argc, char **argv)
 {
     program_begin("run", argv);
     const int n_args = options_parse(options, argc, argv, help);
-    if (n_args != 1) die(2, n_args ? "more than one model was given: %s and %s" : "no model was given (--help shows how)", argv[0], argv[1]);
+    if (n_args != 1)
+        die(2, n_args ? "more than one model was given: %s and %s"
+                      : "no model was given (--help shows how)", argv[0], argv[1]);
     if (prompt && prompt_file) die(2, "--prompt and --prompt-file exclude each other");
-    if (eval_file && (encode || prompt || prompt_file)) die(2, "--eval excludes --encode, --prompt and --prompt-file");
+    if (eval_file && (encode || prompt || prompt_file))
+        die(2, "--eval excludes --encode, --prompt and --prompt-file");
     if (by_position && !eval_file) die(2, "--by-position needs --eval");
     int contexts[CONTEXTS] = {0}, longest = 0, n_contexts = parse_contexts(contexts);
     if (n_contexts > 1 && !eval_file) die(2, "--ctx takes one number here; a list needs --eval");
@@ -209,12 +245,16 @@ int main(int argc, char **argv)
     Model m;
     model_load(&m, argv[0], tokenizer_file, longest, NULL);
     const Config *c = &m.config;
-    if (!m.tokenizer.size) die(1, "%s: has no vocabulary inside; name it with -z tokenizer.bin", argv[0]);
+    if (!m.tokenizer.size)
+        die(1, "%s: has no vocabulary inside; name it with -z tokenizer.bin", argv[0]);
     if (!n_contexts) contexts[n_contexts++] = c->seq_len;
     if (!quiet && !encode) {
-        fprintf(stderr, "run: %s: %.2fM parameters, encoding %s, trained length %d; %d thread%s (%s), vectors of %d floats\n", argv[0],
-                (double)m.params.count / 1e6, c->pos->name, c->seq_len, threads, threads > 1 ? "s" : "", threads_kind, vector_width);
-        if (longest > c->seq_len) fprintf(stderr, "run: positions from %d on were not trained\n", c->seq_len);
+        fprintf(stderr, "run: %s: %.2fM parameters, encoding %s, trained length %d; "
+                "%d thread%s (%s), vectors of %d floats\n",
+                argv[0], (double)m.params.count / 1e6, c->pos->name, c->seq_len,
+                threads, threads > 1 ? "s" : "", threads_kind, vector_width);
+        if (longest > c->seq_len)
+            fprintf(stderr, "run: positions from %d on were not trained\n", c->seq_len);
     }
     if (eval_file) {
         evaluate(&m, contexts, n_contexts);
@@ -227,16 +267,19 @@ int main(int argc, char **argv)
     if (size && file[size - 1] == '\n') size--;    // editors put it there
     const char *text = file ? file : prompt ? prompt : "";
     if (!file) size = strlen(text);
-    // The model sees: its start token if it has one, then the prompt. With neither, a newline: the beginning of a line.
+    // The model sees: its start token if it has one, then the prompt. With neither, a newline: the
+    // beginning of a line.
     int *body = tokenizer_encode(&m.tokenizer, size ? text : "\n", size ? size : 1, &n);
     const size_t unknown = tokenizer_unknown(&m.tokenizer, body, n);
-    if (unknown) fprintf(stderr, "run: %zu characters of the prompt are not in the vocabulary\n", unknown);
+    if (unknown)
+        fprintf(stderr, "run: %zu characters of the prompt are not in the vocabulary\n", unknown);
     const int start = c->start_token >= 0, implied = start || !size;
     const size_t from = size ? 0 : start ? n : n - 1, in_prompt = n - from + (size_t)start;
     if (!encode && in_prompt > (size_t)contexts[0])
         die(1, "the prompt has %zu tokens, the context %d%s", in_prompt, contexts[0],
             c->pos->bounded ? "" : " (--ctx N goes beyond the trained length)");
-    int *ids = xmalloc((in_prompt + (size_t)contexts[0] + 1) * sizeof *ids);    // and room for what is generated
+    // the prompt, and room for what is generated
+    int *ids = xmalloc((in_prompt + (size_t)contexts[0] + 1) * sizeof *ids);
     if (start) ids[0] = c->start_token;
     memcpy(ids + start, body + from, (n - from) * sizeof *ids);
     if (encode) {

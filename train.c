@@ -1,55 +1,76 @@
 /* train.c - trains a Transformer on a text:   ./train --pos rope data.txt
-   Options, data, learning rate, evaluation, log, the loop. How the network works is in model.h, how positions are encoded in posenc.c. */
+   Options, data, learning rate, evaluation, log, the loop. How the network works is in model.h, how
+   positions are encoded in posenc.c. */
 #define MODEL_IMPLEMENTATION
 #include "model.h"
 
 #include <signal.h>
 
-/* ---- Options: the defaults are here, --help prints them --------------------------------------------------- */
+/* ---- Options: the defaults are here, --help prints them -------------------------------------- */
 
-static const char *pos = "rope", *out = "model.bin", *resume_file, *init_file, *tokenizer_file = "tokenizer.bin", *val_file, *log_file;
+static const char *pos = "rope", *out = "model.bin", *resume_file, *init_file;
+static const char *tokenizer_file = "tokenizer.bin", *val_file, *log_file;
 static int dim = 128, layers = 4, heads = 4, kv_heads, hidden, ctx = 256, untied;
-static int batch = 4, accum = 1, steps = 2400, warmup = -1, threads, eval_every, sample_every, save_every, stop_after, quiet;
+static int batch = 4, accum = 1, steps = 2400, warmup = -1, threads;
+static int eval_every, sample_every, save_every, stop_after, quiet;
 static double lr = 3e-3, min_lr = NAN, weight_decay = 0.1, clip = 1, val_frac = 0.1;
 static uint64_t seed;
 
-// Places in the table: the shape of the model, what decides the bits of a run, and where the encodings' own options begin.
-enum { POS = 0, OUT = 1, TOKENIZER = 4, SHAPE = 5, CTX = 11, RUN = 12, VAL_FRAC = 20, SEED = 22, OWN_OPTIONS = 30, MAX_OPTIONS = 80 };
+// Places in the table: the shape of the model, what decides the bits of a run, and where the
+// encodings' own options begin.
+enum { POS = 0, OUT = 1, TOKENIZER = 4, SHAPE = 5, CTX = 11, RUN = 12, VAL_FRAC = 20, SEED = 22,
+       OWN_OPTIONS = 30, MAX_OPTIONS = 80 };
 
 static Option options[MAX_OPTIONS] = {
     { "pos", 0, "NAME", "positional encoding, see below", .s = &pos },
     { "out", 'o', "FILE", "where the model goes", .s = &out },
-    { "resume", 0, "FILE", "go on where FILE stopped: same text, same bits as without the stop", .s = &resume_file },
-    { "init", 0, "FILE", "start from FILE's weights with a fresh optimizer (another --pos or --ctx is allowed)", .s = &init_file },
+    { "resume", 0, "FILE", .s = &resume_file,
+      .help = "go on where FILE stopped: same text, same bits as without the stop" },
+    { "init", 0, "FILE", .s = &init_file,
+      .help = "start from FILE's weights with a fresh optimizer "
+              "(another --pos or --ctx is allowed)" },
     { "tokenizer", 'z', "FILE", "vocabulary, or the word \"bytes\"", .s = &tokenizer_file },
     { "dim", 0, "N", "width", .i = &dim, .min = 1, .max = 1 << 16 },
     { "layers", 0, "N", "layers", .i = &layers, .min = 1, .max = 1000 },
     { "heads", 0, "N", "attention heads", .i = &heads, .min = 1, .max = 1 << 12 },
-    { "kv-heads", 0, "N", "key and value heads; 0: as many as heads", .i = &kv_heads, .min = 0, .max = 1 << 12 },
-    { "hidden", 0, "N", "width of the feed-forward layer; 0: 8/3 dim, a multiple of 32", .i = &hidden, .min = 0, .max = 1 << 20 },
+    { "kv-heads", 0, "N", .i = &kv_heads, .min = 0, .max = 1 << 12,
+      .help = "key and value heads; 0: as many as heads" },
+    { "hidden", 0, "N", .i = &hidden, .min = 0, .max = 1 << 20,
+      .help = "width of the feed-forward layer; 0: 8/3 dim, a multiple of 32" },
     { "untied", 0, NULL, "an output matrix of its own", .on = &untied },
     { "ctx", 0, "N", "trained length, in tokens", .i = &ctx, .min = 1, .max = 1 << 20 },
     { "batch", 0, "N", "sequences per pass", .i = &batch, .min = 1, .max = 1 << 16 },
-    { "accum", 0, "N", "passes per step; their gradients are averaged", .i = &accum, .min = 1, .max = 1 << 16 },
-    { "steps", 0, "N", "steps of the whole schedule; 0 writes the initial model", .i = &steps, .min = 0, .max = 1e9 },
+    { "accum", 0, "N", .i = &accum, .min = 1, .max = 1 << 16,
+      .help = "passes per step; their gradients are averaged" },
+    { "steps", 0, "N", .i = &steps, .min = 0, .max = 1e9,
+      .help = "steps of the whole schedule; 0 writes the initial model" },
     { "lr", 0, "X", "peak learning rate", .f = &lr, .min = 0, .max = 1e9 },
-    { "min-lr", 0, "X", "learning rate at the last step; default: a tenth of lr", .f = &min_lr, .min = 0, .max = 1e9 },
-    { "warmup", 0, "N", "steps up to the peak; default: a tenth of steps, 100 at most", .i = &warmup, .min = 0, .max = 1e9 },
-    { "weight-decay", 0, "X", "AdamW's decay of matrices and embeddings", .f = &weight_decay, .min = 0, .max = 1e3 },
+    { "min-lr", 0, "X", .f = &min_lr, .min = 0, .max = 1e9,
+      .help = "learning rate at the last step; default: a tenth of lr" },
+    { "warmup", 0, "N", .i = &warmup, .min = 0, .max = 1e9,
+      .help = "steps up to the peak; default: a tenth of steps, 100 at most" },
+    { "weight-decay", 0, "X", .f = &weight_decay, .min = 0, .max = 1e3,
+      .help = "AdamW's decay of matrices and embeddings" },
     { "clip", 0, "X", "largest norm of the gradient; 0: any", .f = &clip, .min = 0, .max = 1e9 },
-    { "val-frac", 0, "X", "share of the text, at its end, that is kept for validation", .f = &val_frac, .min = 0, .max = 0.9 },
+    { "val-frac", 0, "X", .f = &val_frac, .min = 0, .max = 0.9,
+      .help = "share of the text, at its end, that is kept for validation" },
     { "val", 0, "FILE", "validate on FILE instead", .s = &val_file },
     { "seed", 's', "N", "random seed; default: drawn, and printed", .u = &seed },
-    { "threads", 0, "N", "threads; 0: OMP_NUM_THREADS, else all processors", .i = &threads, .min = 0, .max = 4096 },
-    { "eval-every", 0, "N", "validate every N steps; 0: ten times in all", .i = &eval_every, .min = 0, .max = 1e9 },
-    { "sample-every", 0, "N", "print a sample every N steps; 0: never", .i = &sample_every, .min = 0, .max = 1e9 },
-    { "save-every", 0, "N", "also save every N steps; 0: at the end only", .i = &save_every, .min = 0, .max = 1e9 },
-    { "stop-after", 0, "N", "save and stop after step N of the schedule, to be resumed", .i = &stop_after, .min = 0, .max = 1e9 },
+    { "threads", 0, "N", .i = &threads, .min = 0, .max = 4096,
+      .help = "threads; 0: OMP_NUM_THREADS, else all processors" },
+    { "eval-every", 0, "N", .i = &eval_every, .min = 0, .max = 1e9,
+      .help = "validate every N steps; 0: ten times in all" },
+    { "sample-every", 0, "N", .i = &sample_every, .min = 0, .max = 1e9,
+      .help = "print a sample every N steps; 0: never" },
+    { "save-every", 0, "N", .i = &save_every, .min = 0, .max = 1e9,
+      .help = "also save every N steps; 0: at the end only" },
+    { "stop-after", 0, "N", .i = &stop_after, .min = 0, .max = 1e9,
+      .help = "save and stop after step N of the schedule, to be resumed" },
     { "log", 0, "FILE", "a row per step, tab separated", .s = &log_file },
     { "quiet", 'q', NULL, "print errors and warnings only", .on = &quiet },
 };
 
-static double pos_value[MAX_OPTIONS];    // of the options that follow our own: those of the encodings
+static double pos_value[MAX_OPTIONS];    // of the options that follow our own, the encodings'
 
 /* Appends the options of all encodings; two encodings may share a name. */
 static void add_pos_options(void)
@@ -61,7 +82,8 @@ static void add_pos_options(void)
             while (k < n && strcmp(options[k].name, p->name)) k++;
             if (k < n || n == MAX_OPTIONS - 1) continue;
             pos_value[n] = NAN;
-            options[n] = (Option){ p->name, 0, "X", p->help, .f = &pos_value[n], .min = p->min, .max = p->max };
+            options[n] = (Option){ p->name, 0, "X", p->help, .f = &pos_value[n],
+                                   .min = p->min, .max = p->max };
             n++;
         }
 }
@@ -69,7 +91,8 @@ static void add_pos_options(void)
 static void help(void)
 {
     printf("usage: train [options] TEXT...\n"
-           "Trains a small Transformer on text files (- is standard input), as one text, and writes a model for ./run.\n"
+           "Trains a small Transformer on text files (- is standard input), as one text, "
+           "and writes a model for ./run.\n"
            "    ./train --pos rope data.txt && ./run model.bin -p \"Once\"\n\n");
     options_help(options, OWN_OPTIONS);
     printf("\nencodings (--pos) and the options of their own:\n");
@@ -84,27 +107,35 @@ static const PosEnc *find_pos(const char *name)
 {
     char known[400] = "";
     const PosEnc *found = posenc_find(name);
-    for (const PosEnc *e = posencs; e->name; e++) snprintf(known + strlen(known), sizeof known - strlen(known), " %s", e->name);
+    for (const PosEnc *e = posencs; e->name; e++)
+        snprintf(known + strlen(known), sizeof known - strlen(known), " %s", e->name);
     if (!found) die(2, "--pos %s is not an encoding; there are%s", name, known);
     return found;
 }
 
-/* The shape that the command line asks for: the defaults, or the shape of a file, with what was given laid over it. */
+/* The shape that the command line asks for: the defaults, or the shape of a file, with what was
+   given laid over it. */
 static Config requested(const Config *file)
 {
-    Config c = file ? *file : (Config){ .start_token = -1 };    // windows start anywhere, so a prompt needs nothing in front
-    int *const field[] = { &c.dim, &c.n_layers, &c.n_heads, &c.n_kv_heads, &c.hidden_dim, &c.untied, &c.seq_len };
+    // no start token: windows start anywhere, so a prompt needs nothing in front
+    Config c = file ? *file : (Config){ .start_token = -1 };
+    int *const field[] = { &c.dim, &c.n_layers, &c.n_heads, &c.n_kv_heads, &c.hidden_dim, &c.untied,
+                           &c.seq_len };
     for (int i = SHAPE; i <= CTX; i++)
-        if (!file || options[i].given) *field[i - SHAPE] = options[i].i ? *options[i].i : *options[i].on;
+        if (!file || options[i].given)
+            *field[i - SHAPE] = options[i].i ? *options[i].i : *options[i].on;
     if (!file || options[POS].given) c.pos = find_pos(pos);
     if (!file || c.pos != file->pos)
         for (int i = 0; i < POS_OPTIONS; i++) c.pos_opt[i] = c.pos->options[i].value;
     for (const Option *o = options + OWN_OPTIONS; o->name; o++) {
         if (!o->given) continue;
         int i = 0;
-        while (i < POS_OPTIONS && c.pos->options[i].name && strcmp(c.pos->options[i].name, o->name)) i++;
-        if (i == POS_OPTIONS || !c.pos->options[i].name) die(2, "--%s is not an option of --pos %s", o->name, c.pos->name);
-        if (c.pos->options[i].whole && *o->f != floor(*o->f)) die(2, "--%s: %g is not a whole number", o->name, *o->f);
+        while (i < POS_OPTIONS && c.pos->options[i].name && strcmp(c.pos->options[i].name, o->name))
+            i++;
+        if (i == POS_OPTIONS || !c.pos->options[i].name)
+            die(2, "--%s is not an option of --pos %s", o->name, c.pos->name);
+        if (c.pos->options[i].whole && *o->f != floor(*o->f))
+            die(2, "--%s: %g is not a whole number", o->name, *o->f);
         c.pos_opt[i] = *o->f;
     }
     if (!c.vocab_size) c.vocab_size = 1;    // not known yet
@@ -113,7 +144,7 @@ static Config requested(const Config *file)
     return c;
 }
 
-/* ---- Data -------------------------------------------------------------------------------------------------- */
+/* ---- Data ------------------------------------------------------------------------------------ */
 
 typedef struct { uint16_t *token; size_t n; } Tokens;
 
@@ -135,9 +166,11 @@ static char *read_texts(char **paths, int n, size_t *size)    // all as one text
     for (int i = 0; i < n; i++) {
         size_t bytes, converted;
         char *text = text_read(paths[i], &bytes, &converted);
-        if (converted) note("train: %s: %zu carriage returns were read as newlines", paths[i], converted);
+        if (converted)
+            note("train: %s: %zu carriage returns were read as newlines", paths[i], converted);
         if (!bytes) die(1, "%s: the file is empty", paths[i]);
-        if (!(all = realloc(all, *size + bytes))) die(1, "out of memory: %.1f MiB were asked for", (double)(*size + bytes) / (1 << 20));
+        if (!(all = realloc(all, *size + bytes)))
+            die(1, "out of memory: %.1f MiB were asked for", (double)(*size + bytes) / (1 << 20));
         memcpy(all + *size, text, bytes);
         *size += bytes;
         free(text);
@@ -151,7 +184,8 @@ static Tokens encode(const Tokenizer *t, char *text, size_t bytes)    // frees t
     int *ids = tokenizer_encode(t, text, bytes, &tokens.n);
     free(text);
     const size_t unknown = tokenizer_unknown(t, ids, tokens.n);
-    if (unknown) fprintf(stderr, "train: %zu characters of the text are not in the vocabulary\n", unknown);
+    if (unknown)
+        fprintf(stderr, "train: %zu characters of the text are not in the vocabulary\n", unknown);
     tokens.token = xmalloc(tokens.n * sizeof *tokens.token);
     for (size_t i = 0; i < tokens.n; i++) tokens.token[i] = (uint16_t)ids[i];
     free(ids);
@@ -168,19 +202,22 @@ static void window(int *x, int *y, Tokens data, int64_t w)
     }
 }
 
-/* Mean loss over the validation text: every target once, in windows of ctx that follow each other, the last one shorter. A text longer
-   than EVAL_TOKENS is represented by windows spread evenly over it. NaN when there is none. */
+/* Mean loss over the validation text: every target once, in windows of ctx that follow each other,
+   the last one shorter. A text longer than EVAL_TOKENS is represented by windows spread evenly over
+   it. NaN when there is none. */
 enum { EVAL_TOKENS = 1 << 18 };
 static double evaluate(Model *m, Tokens val)
 {
     if (val.n < 2) return NAN;
-    const size_t T = (size_t)ctx, windows = div_up(val.n - 1, T), take = min_size(windows, EVAL_TOKENS / T + 1);
+    const size_t T = (size_t)ctx, windows = div_up(val.n - 1, T);
+    const size_t take = min_size(windows, EVAL_TOKENS / T + 1);
     const size_t at_once = div_up(PIECE_TOKENS, T);
     int *x = xmalloc(at_once * T * sizeof *x), *y = xmalloc(at_once * T * sizeof *y);
     double sum = 0;
     size_t scored = 0, n = 0, length = T;
     for (size_t i = 0; i <= take; i++) {
-        const size_t at = windows * min_size(i, take - 1) / take * T, left = min_size(T, val.n - 1 - at);
+        const size_t at = windows * min_size(i, take - 1) / take * T;
+        const size_t left = min_size(T, val.n - 1 - at);
         if (n == at_once || (n && (i == take || left != length))) {
             sum += model_loss(m, NULL, x, y, NULL, (int)n, (int)length) * (double)(n * length);
             scored += n * length;
@@ -197,7 +234,8 @@ static double evaluate(Model *m, Tokens val)
     return sum / (double)scored;
 }
 
-/* Linear to lr over the warm-up, then half a cosine to min_lr at the last step (SGDR, Loshchilov & Hutter 2017). Steps count from 1. */
+/* Linear to lr over the warm-up, then half a cosine to min_lr at the last step (SGDR, Loshchilov &
+   Hutter 2017). Steps count from 1. */
 static double learning_rate(int64_t step)
 {
     if (step <= warmup) return lr * (double)step / warmup;
@@ -212,7 +250,8 @@ static void print_sample(Model *m, int64_t step)
     int *newline = tokenizer_encode(&m->tokenizer, "\n", 1, &n), length;
     cache_create(&kv, m, ctx);
     fprintf(stderr, "--- sample at step %lld ---\n", (long long)step);
-    const float *logits = model_decode(m, &kv, newline + n - 1, 1);    // what ./run begins with when it has no prompt
+    // what ./run begins with when it has no prompt
+    const float *logits = model_decode(m, &kv, newline + n - 1, 1);
     free(newline);
     while (kv.used < ctx) {
         const int token = sample(logits, m->config.vocab_size, 0.8f, 0, 0.95f,
@@ -226,7 +265,7 @@ static void print_sample(Model *m, int64_t step)
     cache_free(&kv);
 }
 
-/* ---- The log ------------------------------------------------------------------------------------------------ */
+/* ---- The log --------------------------------------------------------------------------------- */
 
 static const char *human(double n)    // 1234567 -> 1.23M
 {
@@ -260,7 +299,8 @@ static const char *number(double x)
 /* Opens the log; after a resume the rows up to `step` are kept and none later. */
 static FILE *log_open(int64_t step)
 {
-    static const char *const TITLE = "step\ttokens\ttrain_loss\tval_loss\tlr\tgrad_norm\tms\ttok_s\n";
+    static const char *const TITLE =
+        "step\ttokens\ttrain_loss\tval_loss\tlr\tgrad_norm\tms\ttok_s\n";
     char *old = NULL;
     size_t size;
     if (step && !access(log_file, F_OK)) old = file_read(log_file, &size);
@@ -279,40 +319,51 @@ static FILE *log_open(int64_t step)
     return f;
 }
 
-/* ---- Starting: a new model, or one that goes on -------------------------------------------------------------- */
+/* ---- Starting: a new model, or one that goes on ---------------------------------------------- */
 
-/* Refuses an option that was given and contradicts the file. Automatic values have been resolved on both sides. */
-static void check_same(const Config *asked, const Config *file, int last, const char *path, const char *hint)
+/* Refuses an option that was given and contradicts the file. Automatic values have been resolved on
+   both sides. */
+static void check_same(const Config *asked, const Config *file, int last, const char *path,
+                       const char *hint)
 {
-    const int a[] = { asked->dim, asked->n_layers, asked->n_heads, asked->n_kv_heads, asked->hidden_dim, asked->untied, asked->seq_len };
-    const int f[] = { file->dim, file->n_layers, file->n_heads, file->n_kv_heads, file->hidden_dim, file->untied, file->seq_len };
+    const int a[] = { asked->dim, asked->n_layers, asked->n_heads, asked->n_kv_heads,
+                      asked->hidden_dim, asked->untied, asked->seq_len };
+    const int f[] = { file->dim, file->n_layers, file->n_heads, file->n_kv_heads,
+                      file->hidden_dim, file->untied, file->seq_len };
     for (int i = SHAPE; i <= last; i++)
         if (a[i - SHAPE] != f[i - SHAPE])
-            die(2, "--%s %d differs from the %d of %s%s", options[i].name, a[i - SHAPE], f[i - SHAPE], path, hint);
+            die(2, "--%s %d differs from the %d of %s%s",
+                options[i].name, a[i - SHAPE], f[i - SHAPE], path, hint);
 }
 
 static void resume(Model *m, TrainState *s)
 {
-    static const char *const hint = "; --resume goes on with the run as it was (--init starts a new one from its weights)";
+    static const char *const hint =
+        "; --resume goes on with the run as it was (--init starts a new one from its weights)";
     if (!model_load(m, resume_file, options[TOKENIZER].given ? tokenizer_file : NULL, 0, s))
-        die(1, "%s: has no training state to resume from; --init %s starts from its weights", resume_file, resume_file);
+        die(1, "%s: has no training state to resume from; --init %s starts from its weights",
+            resume_file, resume_file);
     const Config *c = &m->config, asked = requested(c);
-    if (asked.pos != c->pos) die(2, "--pos %s differs from the %s of %s%s", pos, c->pos->name, resume_file, hint);
+    if (asked.pos != c->pos)
+        die(2, "--pos %s differs from the %s of %s%s", pos, c->pos->name, resume_file, hint);
     check_same(&asked, c, CTX, resume_file, hint);
     for (int i = 0; i < POS_OPTIONS; i++)
         if (asked.pos_opt[i] != c->pos_opt[i])
-            die(2, "--%s %g differs from the %g of %s%s", c->pos->options[i].name, asked.pos_opt[i], c->pos_opt[i], resume_file, hint);
-    const double value[] = { (double)s->batch, (double)s->accum, (double)s->steps, s->lr, s->min_lr, (double)s->warmup,
-                             s->weight_decay, s->clip, s->val_frac };
+            die(2, "--%s %g differs from the %g of %s%s", c->pos->options[i].name, asked.pos_opt[i],
+                c->pos_opt[i], resume_file, hint);
+    const double value[] = { (double)s->batch, (double)s->accum, (double)s->steps, s->lr, s->min_lr,
+                             (double)s->warmup, s->weight_decay, s->clip, s->val_frac };
     for (int i = RUN; i <= VAL_FRAC; i++) {
         Option *o = &options[i];
         const double file = value[i - RUN], given = o->i ? *o->i : *o->f;
-        if (o->given && given != file) die(2, "--%s %g differs from the %g of %s%s", o->name, given, file, resume_file, hint);
+        if (o->given && given != file)
+            die(2, "--%s %g differs from the %g of %s%s", o->name, given, file, resume_file, hint);
         if (o->i) *o->i = (int)file;
         else *o->f = file;
     }
     if (options[SEED].given && seed != s->seed)
-        die(2, "--seed %llu differs from the %llu of %s%s", (unsigned long long)seed, (unsigned long long)s->seed, resume_file, hint);
+        die(2, "--seed %llu differs from the %llu of %s%s", (unsigned long long)seed,
+            (unsigned long long)s->seed, resume_file, hint);
     seed = s->seed;
     ctx = c->seq_len;
 }
@@ -321,11 +372,13 @@ static void resume(Model *m, TrainState *s)
 static void take_weights(Model *m, const Model *from)
 {
     for (int i = 0; i < m->params.n_tensors; i++) {
-        const Tensor *t = &m->params.tensors[i], *f = from->params.tensors, *end = f + from->params.n_tensors;
+        const Tensor *t = &m->params.tensors[i];
+        const Tensor *f = from->params.tensors, *end = f + from->params.n_tensors;
         while (f < end && strcmp(f->name, t->name)) f++;
         const int same_encoding = t->kind != POSITION || from->config.pos == m->config.pos;
         if (f < end && f->count == t->count && same_encoding)
-            memcpy(m->params.data + t->offset, from->params.data + f->offset, t->count * sizeof(float));
+            memcpy(m->params.data + t->offset, from->params.data + f->offset,
+                   t->count * sizeof(float));
         else note("train: %s is not in %s with this size: initialised", t->name, init_file);
     }
 }
@@ -337,23 +390,27 @@ static void start(Model *m)
     Config c;
     if (init_file) {
         model_load(&from, init_file, options[TOKENIZER].given ? tokenizer_file : NULL, 0, NULL);
-        if (!from.tokenizer.size) die(1, "%s: has no vocabulary inside; name it with --tokenizer", init_file);
+        if (!from.tokenizer.size)
+            die(1, "%s: has no vocabulary inside; name it with --tokenizer", init_file);
         c = requested(&from.config);
-        check_same(&c, &from.config, CTX - 1, init_file, "; --init keeps the shape, but for --ctx and --pos");
+        check_same(&c, &from.config, CTX - 1, init_file,
+                   "; --init keeps the shape, but for --ctx and --pos");
         t = from.tokenizer;
         from.tokenizer = (Tokenizer){0};
     } else {
         c = requested(NULL);
         const int absent = !options[TOKENIZER].given && access(tokenizer_file, F_OK);
-        if (absent) fprintf(stderr, "train: there is no %s here: training on bytes\n", tokenizer_file);
+        if (absent)
+            fprintf(stderr, "train: there is no %s here: training on bytes\n", tokenizer_file);
         if (absent || !strcmp(tokenizer_file, "bytes")) tokenizer_bytes(&t);
         else tokenizer_load(&t, tokenizer_file);
         c.vocab_size = t.size;
     }
     ctx = c.seq_len;
-    note("train: %s parameters and %s floats of activations: %.0f MiB", human((double)config_params(&c)),
-         human((double)model_scratch_floats(&c, batch, ctx)),
-         (4 * (double)config_params(&c) + (double)model_scratch_floats(&c, batch, ctx)) * 4 / (1 << 20));
+    note("train: %s parameters and %s floats of activations: %.0f MiB",
+         human((double)config_params(&c)), human((double)model_scratch_floats(&c, batch, ctx)),
+         (4 * (double)config_params(&c) + (double)model_scratch_floats(&c, batch, ctx))
+         * 4 / (1 << 20));
     model_create(m, &c, ctx);
     m->tokenizer = t;
     model_init(m, seed);
@@ -369,7 +426,8 @@ static int same_file(const char *a, const char *b)
     return a && b && !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-/* What is written must be writable, and must not be what is read: found now, not after the training. */
+/* What is written must be writable, and must not be what is read: found now, not after the
+   training. */
 static void check_outputs(char **texts, int n)
 {
     const char *const written[] = { out, log_file };
@@ -377,10 +435,13 @@ static void check_outputs(char **texts, int n)
         if (!written[i]) continue;
         file_check_writable(written[i]);
         for (int k = 0; k < n; k++)
-            if (same_file(written[i], texts[k])) die(2, "--%s %s would overwrite the text", i ? "log" : "out", written[i]);
-        if (same_file(written[i], val_file)) die(2, "--%s %s would overwrite the validation text", i ? "log" : "out", written[i]);
+            if (same_file(written[i], texts[k]))
+                die(2, "--%s %s would overwrite the text", i ? "log" : "out", written[i]);
+        if (same_file(written[i], val_file))
+            die(2, "--%s %s would overwrite the validation text", i ? "log" : "out", written[i]);
     }
-    if (log_file && (same_file(out, log_file) || !strcmp(out, log_file))) die(2, "--out and --log name the same file");
+    if (log_file && (same_file(out, log_file) || !strcmp(out, log_file)))
+        die(2, "--out and --log name the same file");
 }
 
 static double root_mean_square(const float *x, size_t n)
@@ -390,7 +451,7 @@ static double root_mean_square(const float *x, size_t n)
     return sqrt(squares / (double)n);
 }
 
-/* ---- The run ------------------------------------------------------------------------------------------------ */
+/* ---- The run --------------------------------------------------------------------------------- */
 
 static volatile sig_atomic_t interrupted;
 static volatile time_t interrupted_at;
@@ -408,7 +469,8 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
     int *x = xmalloc(window_tokens * sizeof *x), *y = xmalloc(window_tokens * sizeof *y);
     const AdamW adamw = { 0.9f, 0.95f, 1e-8f, (float)weight_decay, (float)clip };
     const int64_t last = stop_after && stop_after < steps ? stop_after : steps, first = state->step;
-    const int tty = isatty(STDERR_FILENO) && !quiet, every = eval_every ? eval_every : steps > 10 ? steps / 10 : 1;
+    const int tty = isatty(STDERR_FILENO) && !quiet;
+    const int every = eval_every ? eval_every : steps > 10 ? steps / 10 : 1;
     const double per_step = (double)window_tokens * accum, began = seconds();
     double shown = 0, ms = 0, val_loss = NAN;
     FILE *log = log_file ? log_open(first) : NULL;
@@ -418,13 +480,17 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
         const double t0 = seconds(), rate = learning_rate(step);
         double loss = 0;
         for (int pass = 0; pass < accum; pass++) {
-            for (int b = 0; b < batch; b++)
-                window(x + (size_t)b * (size_t)ctx, y + (size_t)b * (size_t)ctx, data, ((step - 1) * accum + pass) * batch + b);
+            for (int b = 0; b < batch; b++) {
+                const size_t at = (size_t)b * (size_t)ctx;
+                window(x + at, y + at, data, ((step - 1) * accum + pass) * batch + b);
+            }
             loss += model_backward(m, x, y, NULL, batch, ctx, 1.0f / (float)accum) / accum;
         }
-        const double norm = model_update(m, step, &adamw, (float)rate), took = 1e3 * (seconds() - t0);
+        const double norm = model_update(m, step, &adamw, (float)rate);
+        const double took = 1e3 * (seconds() - t0);
         if (!isfinite(loss) || !isfinite(norm))
-            die(1, "step %lld: the loss is %s and the norm of the gradient %s; this step was not saved (a lower --lr helps)",
+            die(1, "step %lld: the loss is %s and the norm of the gradient %s; "
+                "this step was not saved (a lower --lr helps)",
                 (long long)step, number(loss), number(norm));
         state->step = step;
         ms = step - first <= 2 ? took : 0.95 * ms + 0.05 * took;    // the first step is not typical
@@ -432,7 +498,8 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
         const int at_eval = step % every == 0 || step == steps;
         if (at_eval && !interrupted) {
             val_loss = evaluate(m, val);
-            if (val_loss < state->best_val || !state->best_step) state->best_val = val_loss, state->best_step = step;
+            if (val_loss < state->best_val || !state->best_step)
+                state->best_val = val_loss, state->best_step = step;
         }
         if (log) {
             fprintf(log, "%lld\t%.0f\t%.6f\t", (long long)step, (double)step * per_step, loss);
@@ -441,9 +508,13 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
             if (fflush(log)) die(1, "%s: %s", log_file, strerror(errno));
         }
         if (!quiet && (at_eval || (tty && seconds() - shown > 1.0 / 6))) {
-            const double left = (seconds() - began) / (double)(step - first) * (double)(last - step);
-            fprintf(stderr, "%sstep %5lld/%d | loss %.4f | val %s | norm %.2f | lr %.2e | %.1f ms | %s tok/s | eta %s%s", tty ? "\r" : "",
-                    (long long)step, steps, loss, isnan(val_loss) ? "n/a" : number(val_loss), norm, rate, ms, human(per_step / ms * 1e3), minutes(left),
+            const double left = (seconds() - began) / (double)(step - first)
+                                * (double)(last - step);
+            fprintf(stderr, "%sstep %5lld/%d | loss %.4f | val %s | norm %.2f | lr %.2e | %.1f ms"
+                    " | %s tok/s | eta %s%s",
+                    tty ? "\r" : "", (long long)step, steps, loss,
+                    isnan(val_loss) ? "n/a" : number(val_loss), norm, rate, ms,
+                    human(per_step / ms * 1e3), minutes(left),
                     !tty ? "\n" : at_eval ? "\033[K\n" : "\033[K");
             shown = seconds();
         }
@@ -457,9 +528,12 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
     const double elapsed = seconds() - began;
     char best[64] = "no validation";
     if (state->best_step && !isnan(state->best_val))
-        snprintf(best, sizeof best, "best val %.4f at step %lld", state->best_val, (long long)state->best_step);
-    note("train: %s after step %lld in %s, %s tok/s, %s, peak memory %.0f MiB, saved %s", interrupted ? "interrupted" : "done",
-         (long long)state->step, minutes(elapsed), human((double)(state->step - first) * per_step / (elapsed > 0 ? elapsed : 1)), best, peak_mib(), out);
+        snprintf(best, sizeof best, "best val %.4f at step %lld", state->best_val,
+                 (long long)state->best_step);
+    note("train: %s after step %lld in %s, %s tok/s, %s, peak memory %.0f MiB, saved %s",
+         interrupted ? "interrupted" : "done", (long long)state->step, minutes(elapsed),
+         human((double)(state->step - first) * per_step / (elapsed > 0 ? elapsed : 1)), best,
+         peak_mib(), out);
     if (state->step < steps) note("train: go on with --resume %s and the same text", out);
     free(x), free(y);
 }
@@ -474,19 +548,23 @@ int main(int argc, char **argv)
     if (val_file && options[VAL_FRAC].given) die(2, "--val and --val-frac exclude each other");
     if (val_file) val_frac = 0;
     if (resume_file && !options[OUT].given) out = resume_file;
-    if (!options[SEED].given && !resume_file) seed = (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
+    if (!options[SEED].given && !resume_file)
+        seed = (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
     threads = threads_set(threads);
     check_outputs(argv, n);
 
     size_t bytes, val_bytes = 0;
-    char *text = read_texts(argv, n, &bytes), *val_text = val_file ? read_texts((char **)&val_file, 1, &val_bytes) : NULL;
+    char *text = read_texts(argv, n, &bytes);
+    char *val_text = val_file ? read_texts((char **)&val_file, 1, &val_bytes) : NULL;
     Model m = {0};
     TrainState state = {0};
     if (resume_file) resume(&m, &state);
     else start(&m);
     if (isnan(min_lr)) min_lr = lr / 10;
     if (warmup < 0) warmup = steps / 10 < 100 ? steps / 10 : 100;
-    if (m.config.vocab_size > 1 << 16) die(1, "a vocabulary of %d entries; training takes at most %d", m.config.vocab_size, 1 << 16);
+    if (m.config.vocab_size > 1 << 16)
+        die(1, "a vocabulary of %d entries; training takes at most %d", m.config.vocab_size,
+            1 << 16);
 
     Tokens data = encode(&m.tokenizer, text, bytes), val = {0};
     if (val_file) {
@@ -497,33 +575,47 @@ int main(int argc, char **argv)
         val = (Tokens){ data.token + data.n, kept };
     }
     if (data.n < (size_t)ctx + 1)
-        die(1, "%s%s: %zu tokens to train on%s, but one window takes ctx + 1 = %d", argv[0], n > 1 ? " ..." : "", data.n,
+        die(1, "%s%s: %zu tokens to train on%s, but one window takes ctx + 1 = %d",
+            argv[0], n > 1 ? " ..." : "", data.n,
             val.n && !val_file ? " without the validation part" : "", ctx + 1);
-    const uint64_t sum = checksum(data.token, data.n * sizeof *data.token) ^ mix(checksum(val.token, val.n * sizeof *val.token));
+    const uint64_t sum = checksum(data.token, data.n * sizeof *data.token)
+                         ^ mix(checksum(val.token, val.n * sizeof *val.token));
     if (resume_file && sum != state.data_sum)
-        die(1, "%s%s: not the text%s that %s was trained on", argv[0], n > 1 ? " ..." : "", val_frac == 0 ? " (or not the --val file)" : "", resume_file);
-    state = (TrainState){ .step = state.step, .steps = steps, .batch = batch, .accum = accum, .warmup = warmup, .seed = seed,
-                          .data_sum = sum, .lr = lr, .min_lr = min_lr, .weight_decay = weight_decay, .clip = clip,
-                          .val_frac = val_frac, .best_val = state.best_val, .best_step = state.best_step };
+        die(1, "%s%s: not the text%s that %s was trained on", argv[0], n > 1 ? " ..." : "",
+            val_frac == 0 ? " (or not the --val file)" : "", resume_file);
+    state = (TrainState){ .step = state.step, .steps = steps, .batch = batch, .accum = accum,
+                          .warmup = warmup, .seed = seed, .data_sum = sum, .lr = lr,
+                          .min_lr = min_lr, .weight_decay = weight_decay, .clip = clip,
+                          .val_frac = val_frac, .best_val = state.best_val,
+                          .best_step = state.best_step };
 
     const Config *c = &m.config;
-    note("train: %s parameters (%d layers, %d heads, %d wide, %d hidden, %d tokens), encoding %s, context %d, seed %llu",
-         human((double)m.params.count), c->n_layers, c->n_heads, c->dim, c->hidden_dim, c->vocab_size, c->pos->name, c->seq_len,
-         (unsigned long long)seed);
-    note("train: %s tokens to train on, %s to validate, %.2f bytes each; %d thread%s (%s), vectors of %d floats", human((double)data.n),
-         human((double)val.n), (double)(bytes + val_bytes) / (double)(data.n + val.n), threads, threads > 1 ? "s" : "", threads_kind, vector_width);
+    note("train: %s parameters (%d layers, %d heads, %d wide, %d hidden, %d tokens), "
+         "encoding %s, context %d, seed %llu",
+         human((double)m.params.count), c->n_layers, c->n_heads, c->dim, c->hidden_dim,
+         c->vocab_size, c->pos->name, c->seq_len, (unsigned long long)seed);
+    note("train: %s tokens to train on, %s to validate, %.2f bytes each; "
+         "%d thread%s (%s), vectors of %d floats",
+         human((double)data.n), human((double)val.n),
+         (double)(bytes + val_bytes) / (double)(data.n + val.n),
+         threads, threads > 1 ? "s" : "", threads_kind, vector_width);
     if (m.pos.embed && !resume_file)
-        note("train: the embedding has a standard deviation of %.4f, the encoding that is added to it %.4f",
+        note("train: the embedding has a standard deviation of %.4f, "
+             "the encoding that is added to it %.4f",
              root_mean_square(m.params.token_embedding, (size_t)c->vocab_size * (size_t)c->dim),
-             (double)m.pos.embed_scale * root_mean_square(m.pos.embed, (size_t)c->seq_len * (size_t)c->dim));
-    if (!resume_file) note("train: a guess among all tokens has a loss of ln %d = %.4f", c->vocab_size, log(c->vocab_size));
+             (double)m.pos.embed_scale
+             * root_mean_square(m.pos.embed, (size_t)c->seq_len * (size_t)c->dim));
+    if (!resume_file)
+        note("train: a guess among all tokens has a loss of ln %d = %.4f", c->vocab_size,
+             log(c->vocab_size));
 
     const struct sigaction action = { .sa_handler = on_signal };
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGHUP, &action, NULL);
     if (resume_file && state.step >= (stop_after ? stop_after : steps))
-        note("train: %s is at step %lld of %d: nothing to do", resume_file, (long long)state.step, steps);
+        note("train: %s is at step %lld of %d: nothing to do", resume_file, (long long)state.step,
+             steps);
     else train(&m, &state, data, val);
     free(data.token);
     if (val_file) free(val.token);

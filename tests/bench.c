@@ -1,5 +1,6 @@
-/* make bench: this machine's limits first, then what the program does beside them. Every measurement is a process of its own (so
-   that its peak memory is its own), takes the median of several repeats, and prints ratios: machines differ and are noisy.
+/* make bench: this machine's limits first, then what the program does beside them. Every
+   measurement is a process of its own (so that its peak memory is its own), takes the median of
+   several repeats, and prints ratios: machines differ and are noisy.
        bench                                  all
        bench limits
        bench train SHAPE POS THREADS          one training step of a shape below
@@ -7,15 +8,22 @@
        bench text */
 #include "test.h"
 
-typedef struct { const char *name; int layers, heads, kv_heads, dim, hidden, ctx, batch, vocab, repeats; } Shape;
+typedef struct {
+    const char *name;
+    int layers, heads, kv_heads, dim, hidden, ctx, batch, vocab, repeats;
+} Shape;
 
 static const Shape SHAPES[] = {
-    { "S", 4, 4, 4, 128, 0, 64, 12, 256, 60 },         { "M", 6, 6, 6, 288, 0, 256, 8, 4096, 9 },
-    { "L", 8, 8, 8, 512, 0, 512, 4, 4096, 5 },         { "long", 6, 6, 6, 288, 0, 2048, 1, 4096, 7 },
-    { "260K", 5, 8, 4, 64, 172, 512, 1, 512, 5 },      { "15M", 6, 6, 6, 288, 768, 256, 1, 32000, 5 },
+    { "S", 4, 4, 4, 128, 0, 64, 12, 256, 60 },     { "M", 6, 6, 6, 288, 0, 256, 8, 4096, 9 },
+    { "L", 8, 8, 8, 512, 0, 512, 4, 4096, 5 },     { "long", 6, 6, 6, 288, 0, 2048, 1, 4096, 7 },
+    { "260K", 5, 8, 4, 64, 172, 512, 1, 512, 5 },  { "15M", 6, 6, 6, 288, 768, 256, 1, 32000, 5 },
     { "110M", 12, 12, 12, 768, 2048, 1024, 1, 32000, 3 } };
 
-static int by_size(const void *a, const void *b) { return *(const double *)a > *(const double *)b ? 1 : -1; }
+static int by_size(const void *a, const void *b)
+{
+    return *(const double *)a > *(const double *)b ? 1 : -1;
+}
+
 static double median(double *x, int n)
 {
     qsort(x, (size_t)n, sizeof *x, by_size);
@@ -31,17 +39,19 @@ static const Shape *shape_of(const char *name)
 
 static void create(Model *m, const Shape *s, const char *pos, int max_len)
 {
-    Config c = { .dim = s->dim, .hidden_dim = s->hidden, .n_layers = s->layers, .n_heads = s->heads, .n_kv_heads = s->kv_heads,
-                 .vocab_size = s->vocab, .seq_len = s->ctx, .start_token = -1, .pos = posenc_find(!strcmp(pos, "rpe+v") ? "rpe" : pos) };
+    const int with_values = !strcmp(pos, "rpe+v");
+    Config c = { .dim = s->dim, .hidden_dim = s->hidden, .n_layers = s->layers, .n_heads = s->heads,
+                 .n_kv_heads = s->kv_heads, .vocab_size = s->vocab, .seq_len = s->ctx,
+                 .start_token = -1, .pos = posenc_find(with_values ? "rpe" : pos) };
     for (int i = 0; i < POS_OPTIONS; i++) c.pos_opt[i] = c.pos->options[i].value;
-    if (!strcmp(pos, "rpe+v")) c.pos_opt[1] = 1;
+    if (with_values) c.pos_opt[1] = 1;
     const char *wrong = config_check(&c);
     if (wrong) die(1, "%s", wrong);
     model_create(m, &c, max_len > s->ctx ? max_len : s->ctx);
     model_init(m, 1);
 }
 
-/* ---- the limits: multiply-adds from registers, and reads of a block larger than the caches -------------------------- */
+/* ---- the limits: multiply-adds from registers, and reads of a block larger than the caches --- */
 
 static double peak_flops(void)    // GFLOP/s
 {
@@ -60,7 +70,8 @@ static double peak_flops(void)    // GFLOP/s
             volatile float sink = vsum(a[0]);
             (void)sink;
         }
-        best = fmax(best, 2.0 * VL * CHAINS * (double)steps * thread_count() / (seconds() - t0) / 1e9);
+        const double operations = 2.0 * VL * CHAINS * (double)steps * thread_count();
+        best = fmax(best, operations / (seconds() - t0) / 1e9);
     }
     return best;
 }
@@ -92,10 +103,11 @@ static void limits(void)
     const int all = threads_set(0);
     const double bandwidth = read_bandwidth(), flops = peak_flops();
     threads_set(1);
-    printf("limits %.1f %.1f %.2f %.2f %d\n", flops, peak_flops(), bandwidth, read_bandwidth(), all);
+    printf("limits %.1f %.1f %.2f %.2f %d\n",
+           flops, peak_flops(), bandwidth, read_bandwidth(), all);
 }
 
-/* ---- one training step ------------------------------------------------------------------------------------------------ */
+/* ---- one training step ----------------------------------------------------------------------- */
 
 static void bench_train(const char *name, const char *pos, int threads)
 {
@@ -115,14 +127,16 @@ static void bench_train(const char *name, const char *pos, int threads)
         if (i >= 0) time[i] = seconds() - t0;
     }
     const double t = median(time, s->repeats), tokens = n;
-    // 6 multiply-adds' worth of operations per parameter and token; attention 12 dim per pair of tokens, half of which are masked
-    const double work = 6 * (double)m.params.count * tokens + 6.0 * s->layers * s->dim * tokens * s->ctx;
+    // 6 multiply-adds' worth of operations per parameter and token; attention 12 dim per pair of
+    // tokens, half of which are masked
+    const double work = 6 * (double)m.params.count * tokens
+                        + 6.0 * s->layers * s->dim * tokens * s->ctx;
     printf("train %.6f %.0f %.1f %.0f %016llx\n", t, tokens / t, work / t / 1e9, peak_mib(),
            (unsigned long long)checksum(m.params.data, m.params.count * 4));
     model_free(&m);
 }
 
-/* ---- prompt, generation, sampling ---------------------------------------------------------------------------------------- */
+/* ---- prompt, generation, sampling ------------------------------------------------------------ */
 
 static void bench_generate(const char *name)
 {
@@ -130,7 +144,8 @@ static void bench_generate(const char *name)
     Model m;
     Cache kv;
     double prompt[9], step[9], late[9], one[9], draw = 0;
-    const int large = s->dim > 256 && s->layers > 6, generate = large ? 24 : 200, past = large ? 2000 : 0;
+    const int large = s->dim > 256 && s->layers > 6;
+    const int generate = large ? 24 : 200, past = large ? 2000 : 0;
     create(&m, s, "rope", 2300);
     int *x = random_tokens(2300, s->vocab, 1);
     const double bytes = 4.0 * (double)m.params.count;
@@ -144,7 +159,8 @@ static void bench_generate(const char *name)
         for (int k = 0; k < generate; k++) model_decode(&m, &kv, x + k, 1);
         step[i] = generate / (seconds() - t0);
         t0 = seconds();
-        for (int k = 0; k < 20; k++) sample(kv.logits, s->vocab, 1, 0, 0.9f, rng_uniform(1, 1, (uint64_t)k));
+        for (int k = 0; k < 20; k++)
+            sample(kv.logits, s->vocab, 1, 0, 0.9f, rng_uniform(1, 1, (uint64_t)k));
         draw = (seconds() - t0) / 20 * step[i];
         if (past) {
             model_decode(&m, &kv, x, past - kv.used);
@@ -164,8 +180,10 @@ static void bench_generate(const char *name)
         cache_free(&kv);
     }
     const double p = median(prompt, s->repeats), g = median(step, s->repeats);
-    printf("generate %.1f %.1f %.1f %.1f %.3f %.2f %.1f\n", p, g, median(late, s->repeats), median(one, s->repeats), draw,
-           g * bytes / 1e9, p * 2 * (double)(m.params.count - (size_t)s->vocab * (size_t)s->dim) / 1e9);
+    const size_t multiplied = m.params.count - (size_t)s->vocab * (size_t)s->dim;
+    printf("generate %.1f %.1f %.1f %.1f %.3f %.2f %.1f\n",
+           p, g, median(late, s->repeats), median(one, s->repeats), draw,
+           g * bytes / 1e9, p * 2 * (double)multiplied / 1e9);
     model_free(&m);
 }
 
@@ -186,7 +204,7 @@ static void bench_text(void)
     tokenizer_free(&t), free(text);
 }
 
-/* ---- the whole table ----------------------------------------------------------------------------------------------------- */
+/* ---- the whole table ------------------------------------------------------------------------- */
 
 static const char *self;
 
@@ -215,7 +233,8 @@ int main(int argc, char **argv)
     double limit[5], v[8], all = 0;
     char bits[2][64];
     run(limit, 5, NULL, "limits");
-    printf("machine: %.0f GFLOP/s multiply-add (%.0f on one thread), %.1f GB/s read (%.1f on one), %.0f threads, vectors of %d floats\n\n",
+    printf("machine: %.0f GFLOP/s multiply-add (%.0f on one thread), "
+           "%.1f GB/s read (%.1f on one), %.0f threads, vectors of %d floats\n\n",
            limit[0], limit[1], limit[2], limit[3], limit[4], VL);
     printf("training step             ms     tok/s   GFLOP/s  of limit  peak MiB\n");
     static const char *const shapes[] = { "S", "M", "L", "long" };
@@ -224,18 +243,22 @@ int main(int argc, char **argv)
         snprintf(arguments, sizeof arguments, "train %s rope 0", shapes[i]);
         run(v, 4, bits[0], arguments);
         const Shape *s = shape_of(shapes[i]);
-        printf("%-5s %dx%dx%d ctx %-5d%7.1f %9.0f %9.0f %8.0f%% %9.0f\n", s->name, s->layers, s->heads, s->dim, s->ctx, 1e3 * v[0], v[1], v[2],
-               100 * v[2] / limit[0], v[3]);
+        printf("%-5s %dx%dx%d ctx %-5d%7.1f %9.0f %9.0f %8.0f%% %9.0f\n",
+               s->name, s->layers, s->heads, s->dim, s->ctx,
+               1e3 * v[0], v[1], v[2], 100 * v[2] / limit[0], v[3]);
         if (!strcmp(shapes[i], "M")) {
             all = v[0];
             run(v, 4, bits[1], "train M rope 1");
-            printf("      M on one thread    %7.1f %9.0f %9.0f %8.0f%%            %.2f times slower, %s\n", 1e3 * v[0], v[1], v[2],
-                   100 * v[2] / limit[1], v[0] / all, strcmp(bits[0], bits[1]) ? "OTHER BITS" : "the same bits");
+            printf("      M on one thread    %7.1f %9.0f %9.0f %8.0f%%            "
+                   "%.2f times slower, %s\n",
+                   1e3 * v[0], v[1], v[2], 100 * v[2] / limit[1], v[0] / all,
+                   strcmp(bits[0], bits[1]) ? "OTHER BITS" : "the same bits");
         }
         fflush(stdout);
     }
     printf("\nencodings, step M over none (median of 3 pairs)\n");
-    static const char *const encodings[] = { "sinusoidal", "learned", "rope", "alibi", "t5", "rpe", "rpe+v" };
+    static const char *const encodings[] = {
+        "sinusoidal", "learned", "rope", "alibi", "t5", "rpe", "rpe+v" };
     for (int i = 0; i < 7; i++) {
         double ratio[3];
         for (int k = 0; k < 3; k++) {
@@ -248,18 +271,21 @@ int main(int argc, char **argv)
         printf("%-12s %.3f\n", encodings[i], median(ratio, 3));
         fflush(stdout);
     }
-    printf("\ngeneration   prompt of 200   of limit   tok/s   one thread   GB/s  of limit   at 2000   sampling\n");
+    printf("\ngeneration   prompt of 200   of limit   tok/s   one thread   "
+           "GB/s  of limit   at 2000   sampling\n");
     static const char *const models[] = { "260K", "15M", "110M" };
     for (int i = 0; i < 3; i++) {
         char arguments[64];
         snprintf(arguments, sizeof arguments, "generate %s", models[i]);
         run(v, 7, NULL, arguments);
-        printf("%-10s %8.0f tok/s %9.0f%% %9.1f %9.1f %8.1f %8.0f%% %8.0f%% %8.1f%%\n", models[i], v[0], 100 * v[6] / limit[0], v[1], v[3], v[5],
+        printf("%-10s %8.0f tok/s %9.0f%% %9.1f %9.1f %8.1f %8.0f%% %8.0f%% %8.1f%%\n",
+               models[i], v[0], 100 * v[6] / limit[0], v[1], v[3], v[5],
                100 * v[5] / limit[2], 100 * v[2] / v[1], 100 * v[4]);
         fflush(stdout);
     }
     run(v, 3, NULL, "text");
-    printf("\ntokenizing   %.2f MB in %.0f ms, %.1f MB/s; the half in %.0f ms, %.2f times less\n", v[2] / 1e6, 1e3 * v[0], v[2] / v[0] / 1e6,
-           1e3 * v[1], v[0] / v[1]);
+    printf("\ntokenizing   %.2f MB in %.0f ms, %.1f MB/s; "
+           "the half in %.0f ms, %.2f times less\n",
+           v[2] / 1e6, 1e3 * v[0], v[2] / v[0] / 1e6, 1e3 * v[1], v[0] / v[1]);
     return 0;
 }

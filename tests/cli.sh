@@ -1,7 +1,9 @@
 #!/bin/sh
-# cli.sh - tests ./train and ./run from outside, as a user meets them:   sh tests/cli.sh [FOLDER OF THE PROGRAMS]
-# POSIX sh, no Python. Works in a folder of its own, prints a line per failed check and a summary, exits 1 if one failed.
-# Every run is searched for sanitizer reports too, so it is worth a run on a build with sanitizers.
+# cli.sh - tests ./train and ./run from outside, as a user meets them:
+#     sh tests/cli.sh [FOLDER OF THE PROGRAMS]
+# POSIX sh, no Python. Works in a folder of its own, prints a line per failed check and a summary,
+# exits 1 if one failed. Every run is searched for sanitizer reports too, so it is worth a run on a
+# build with sanitizers.
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 bin=$(cd "${1:-${BINDIR:-$root}}" && pwd) || exit 1
@@ -15,7 +17,7 @@ exec </dev/null
 export LC_ALL=C LANG=C
 passed=0 failed=0
 
-# ---- Helpers: go runs a program and leaves `out`, `err` and rc; the others judge what it left ----------------------
+# ---- Helpers: go runs a program and leaves `out`, `err` and rc; the others judge what it left ----
 
 TINY="-q --tokenizer bytes --dim 16 --heads 2 --layers 1 --ctx 16 --batch 2 --seed 1 --threads 1"
 go() {
@@ -41,10 +43,13 @@ ok() {        # ok WHAT TEST...        the test succeeds
 }
 lines() { [ "$(wc -l <err)" -eq "$1" ]; }
 refused() { [ "$rc" -eq "$1" ] && [ ! -s out ] && lines 1 && grep -Eq -e "$2" err; }
-accepted() { [ "$rc" -eq 0 ] && { [ $program = run ] || [ ! -s out ]; } && { [ -z "$1" ] || cat out err | grep -Eq -e "$1"; }; }
+accepted() {
+    [ "$rc" -eq 0 ] && { [ $program = run ] || [ ! -s out ]; } &&
+        { [ -z "$1" ] || cat out err | grep -Eq -e "$1"; }
+}
 silent() { [ "$rc" -eq 0 ] && [ ! -s out ] && [ ! -s err ]; }
 printed() { [ "$rc" -eq 0 ] && printf '%s\n' "$1" | cmp -s - out && lines 0; }
-fails() {     # fails CODE RE COMMAND...   that exit code, nothing on stdout, one line on stderr that matches
+fails() {     # fails CODE RE COMMAND...   exit CODE, empty stdout, one line on stderr that matches
     code=$1 re=$2; shift 2
     "$@"
     ok "exit $code and one line with /$re/" refused "$code" "$re"
@@ -62,38 +67,46 @@ prints() {    # prints TEXT COMMAND...     exit 0, stdout is TEXT and a newline,
 same() { ok "${3:-$1 and $2 with the same bytes}" cmp -s "$1" "$2"; }
 gone() { for file; do ok "no file $file" [ ! -e "$file" ]; done; }
 table() { ok "$1" awk -F '\t' "$3" "$2"; }    # table WHAT FILE PROGRAM: awk exits with 0
-losses() { cut -f 1-3,5,6 "$1"; }             # the columns of a log that depend neither on time nor on evaluations
-arenas() {    # parameters and moments of a model file: all but header, vocabulary and the numbers of the training state
+losses() { cut -f 1-3,5,6 "$1"; }    # a log's columns that depend on neither time nor evaluations
+# parameters and moments of a model file: all but header, vocabulary and the numbers of the state
+arenas() {
     v=$(od -An -tu8 -j320 -N8 "$1") n=$(od -An -tu8 -j328 -N8 "$1")
     tail -c +$((385 + (v + 63) / 64 * 64)) "$1" | head -c $((4 * n))
     tail -c $((8 * n)) "$1"
 }
-entry() { printf "\\000\\000\\000\\000\\00${#1}\\000\\000\\000%s" "$1"; }    # of a tokenizer.bin: score 0, length, bytes
+# an entry of a tokenizer.bin: score 0, length, bytes
+entry() { printf "\\000\\000\\000\\000\\00${#1}\\000\\000\\000%s" "$1"; }
 
 letters=abcdefghijklmnopqrstuvwxyz
-i=0; while [ $i -lt 40 ]; do echo $letters; i=$((i + 1)); done >abc.txt    # what follows a letter is learned at once
+# what follows a letter is learned at once
+i=0; while [ $i -lt 40 ]; do echo $letters; i=$((i + 1)); done >abc.txt
 { cat abc.txt; echo more; } >other.txt
 printf 'a text that is not a model but long enough to hold a header' >foreign
 hex='0 1 2 3 4 5 6 7 8 9 A B C D E F'
+# a vocabulary of 259 without a blank
 { printf '\006\000\000\000'; for s in '<unk>' '<s>' '</s>'; do entry "$s"; done
-  for a in $hex; do for b in $hex; do entry "<0x$a$b>"; done; done; } >bytes.tok    # a vocabulary of 259 without a blank
+  for a in $hex; do for b in $hex; do entry "<0x$a$b>"; done; done; } >bytes.tok
 : >empty; printf a >one
 
-# ---- Help and misuse -----------------------------------------------------------------------------------------------
+# ---- Help and misuse -----------------------------------------------------------------------------
 
-fails 2 '--pos nope is not an encoding; there are none sinusoidal learned rpe t5 alibi rope' train --pos nope abc.txt
+fails 2 '--pos nope is not an encoding; there are none sinusoidal learned rpe t5 alibi rope' \
+    train --pos nope abc.txt
 encodings=$(sed 's/.*there are //' err)
 for p in train run; do
     go $p --help
     ok "exit 0, nothing on stderr" eval '[ $rc -eq 0 ] && lines 0'
     ok "a line of usage" grep -q "^usage: $p" out
-    for o in dim layers heads batch accum steps lr weight-decay clip val-frac threads tokens temp top-k top-p; do
-        ! grep -Eq -e "--$o [NX] " out || ok "a default of --$o" grep -Eq -e "--$o [NX] .*\[[-+.e0-9]+\]$" out
+    for o in dim layers heads batch accum steps lr weight-decay clip val-frac threads \
+             tokens temp top-k top-p; do
+        ! grep -Eq -e "--$o [NX] " out ||
+            ok "a default of --$o" grep -Eq -e "--$o [NX] .*\[[-+.e0-9]+\]$" out
     done
 done
 go train --help
 for e in $encodings; do ok "$e in it" grep -q "^  $e  " out; done
-ok "defaults of all options of encodings" [ "$(grep -c '^      --' out)" -eq "$(grep -c '^      --.*\[[-+.e0-9]*\]$' out)" ]
+ok "defaults of all options of encodings" \
+    [ "$(grep -c '^      --' out)" -eq "$(grep -c '^      --.*\[[-+.e0-9]*\]$' out)" ]
 
 fails 2 'no text file'                        train
 fails 2 'no model'                            run
@@ -105,7 +118,8 @@ fails 2 'unknown option --step'               train --step 5 abc.txt
 fails 2 '--quiet takes no value'              train --quiet=1 abc.txt
 fails 2 '--steps needs a value'               train abc.txt --steps
 fails 2 '-n needs a value'                    run m.bin -n
-fails 2 '--stop can be given 8 times'         run m.bin --stop 1 --stop 2 --stop 3 --stop 4 --stop 5 --stop 6 --stop 7 --stop 8 --stop 9
+fails 2 '--stop can be given 8 times'         run m.bin --stop 1 --stop 2 --stop 3 --stop 4 \
+                                              --stop 5 --stop 6 --stop 7 --stop 8 --stop 9
 for x in 5x x '' 1.5 '5 ' 0x10; do
     fails 2 '--steps: ".*" is not a whole'    train --steps "$x" abc.txt
 done
@@ -138,12 +152,14 @@ fails 2 'rope .* odd .* 5$'                   train --dim 15 --heads 3 abc.txt
 fails 2 'rope-dims 10 .* 8 '                  train --rope-dims 10 abc.txt
 gone model.bin model.bin.tmp
 
-# ---- Texts ---------------------------------------------------------------------------------------------------------
+# ---- Texts ---------------------------------------------------------------------------------------
 
 train --steps 5 --log lf.tsv --out lf.bin abc.txt
 ok "exit 0 and silence with -q" silent
-sed 's/$/X/' abc.txt | tr X '\r' >crlf.txt; tr '\n' '\r' <abc.txt >cr.txt; { printf '\357\273\277'; cat abc.txt; } >bom.txt
-for f in crlf cr bom; do    # the state in the file holds a checksum of the tokens, so the same model is the same tokens
+sed 's/$/X/' abc.txt | tr X '\r' >crlf.txt; tr '\n' '\r' <abc.txt >cr.txt
+{ printf '\357\273\277'; cat abc.txt; } >bom.txt
+# the state in the file holds a checksum of the tokens, so the same model is the same tokens
+for f in crlf cr bom; do
     works '' train --steps 5 --log $f.tsv --out $f.bin $f.txt
     same lf.bin $f.bin "the same model from $f.txt as from abc.txt"
     losses $f.tsv >a; losses lf.tsv >b; same a b "the same losses"
@@ -152,7 +168,8 @@ works 'cr.txt: 40 carriage returns' loud --steps 0 cr.txt
 head -c 400 abc.txt >a; tail -c +401 abc.txt >b
 works '' train --steps 5 --out two.bin a b;   same lf.bin two.bin "two files to be one text"
 mkfifo pipe; cat abc.txt >pipe &
-works '' train --steps 5 --out in.bin - <pipe;  same lf.bin in.bin "a text from standard input to be the same"
+works '' train --steps 5 --out in.bin - <pipe
+same lf.bin in.bin "a text from standard input to be the same"
 printf '\377\376h\000i\000' >u16.txt
 fails 1 'u16.txt: .*UTF-16'                   train u16.txt
 fails 1 'no.txt: No such file'                train no.txt
@@ -169,23 +186,30 @@ works '' train --steps 2 --val-frac 0 n17
 works 'val n/a' loud --steps 1 --val one n22
 rm -f model.bin
 
-# ---- The model file: found unwritable before training, never half written, never somebody else's -------------------
+# ---- The model file: found unwritable before training, never half written, never another's -------
 
 mkdir folder
 fails 1 'no/m.bin'                            train --steps 1000000 --out no/m.bin abc.txt
 fails 1 'abc.txt/m.bin'                       train --steps 1000000 --out abc.txt/m.bin abc.txt
 fails 1 'folder: is a directory'              train --steps 1000000 --out folder abc.txt
 fails 1 'no/l.tsv'                            train --steps 1000000 --log no/l.tsv abc.txt
-train --steps 1 --out '' abc.txt;             ok "--out '' refused, no file .tmp" eval '[ $rc -ne 0 ] && [ ! -e .tmp ]'; rm -f .tmp
-train --steps 1 --out pipe abc.txt;           ok "--out to be refused: not a file (as /dev/null)" eval '[ $rc -ne 0 ] && [ -p pipe ]'
-cp abc.txt t; train --steps 1 --out t t;      ok "--out to be refused where the text is" cmp -s abc.txt t
-cp abc.txt t; train --steps 1 --log t --out m.bin t;  ok "--log to be refused where the text is" cmp -s abc.txt t
+train --steps 1 --out '' abc.txt
+ok "--out '' refused, no file .tmp" eval '[ $rc -ne 0 ] && [ ! -e .tmp ]'; rm -f .tmp
+train --steps 1 --out pipe abc.txt
+ok "--out to be refused: not a file (as /dev/null)" eval '[ $rc -ne 0 ] && [ -p pipe ]'
+cp abc.txt t; train --steps 1 --out t t
+ok "--out to be refused where the text is" cmp -s abc.txt t
+cp abc.txt t; train --steps 1 --log t --out m.bin t
+ok "--log to be refused where the text is" cmp -s abc.txt t
 rm -f m.bin t pipe
-small_disk() { ran="$* with ulimit -f 10"; (trap '' XFSZ; ulimit -f 10; train "$@"; exit "$rc"); rc=$?; }
+small_disk() {
+    ran="$* with ulimit -f 10"
+    (trap '' XFSZ; ulimit -f 10; train "$@"; exit "$rc"); rc=$?
+}
 fails 1 'disk.bin.*: File too large'          small_disk --steps 1 --out disk.bin abc.txt
 gone model.bin model.bin.tmp disk.bin disk.bin.tmp no; rm -f disk.bin.tmp
 
-# ---- Every encoding ------------------------------------------------------------------------------------------------
+# ---- Every encoding ------------------------------------------------------------------------------
 
 for e in $encodings; do
     E=$(echo "$e" | tr '[:lower:]' '[:upper:]')
@@ -194,7 +218,8 @@ for e in $encodings; do
     works '' resume half.bin --threads 3 --log b.tsv --out b.bin abc.txt
     same $e.bin b.bin "$e: the same file straight and resumed"
     losses a.tsv >a; losses b.tsv >b; same a b "$e: the same log straight and resumed"
-    run $e.bin -p abc -n 12 -s 0;             ok "exit 0 and no messages with -q" eval '[ $rc -eq 0 ] && lines 0'; mv out a
+    run $e.bin -p abc -n 12 -s 0
+    ok "exit 0 and no messages with -q" eval '[ $rc -eq 0 ] && lines 0'; mv out a
     run $e.bin -p abc -n 12 -s 0;             same a out "seed 0 twice to give the same text"
     run $e.bin -p abc -n 12 -s 1; mv out a
     run $e.bin -p abc -n 12 -s 2;             ok "seeds 1 and 2 to differ" eval '! cmp -s a out'
@@ -208,28 +233,32 @@ for e in $encodings; do
     works '' train --init lf.bin --pos $e --steps 2 --out b.bin abc.txt
 done
 
-# ---- Generation: a model that has learned the alphabet -------------------------------------------------------------
+# ---- Generation: a model that has learned the alphabet -------------------------------------------
 
 works '' train --steps 150 --lr 1e-2 --ctx 32 --out m.bin abc.txt
 prints abcdefghij                             run m.bin -p abc -n 7 -t 0
-for more in '-t 0 -s 5' '-t 1e-8' '-t 1e-45' '-k 1' '-k 1 -t 5 -s 3' '--top-p 0' '-t 0 --threads 2' '--temp=0' '-t 0 -z bytes'; do
+for more in '-t 0 -s 5' '-t 1e-8' '-t 1e-45' '-k 1' '-k 1 -t 5 -s 3' '--top-p 0' \
+            '-t 0 --threads 2' '--temp=0' '-t 0 -z bytes'; do
     prints abcdefghij                         run m.bin -p abc -n 7 $more
 done
 run m.bin -p abc -n 20 -t 5 --top-p 1 -s 3; mv out a
 run m.bin -p abc -n 20 -t 5 --top-p 1 -s 3 -k 0;  same a out "-k 0 to be off"
 run m.bin -p abc -n 20 -t 5 --top-p 1 -s 4;   ok "another seed to differ" eval '! cmp -s a out'
 works 'seed [0-9]+'                           go run m.bin -n 1
-works 'seed [0-9]+'                           go train --tokenizer bytes --dim 16 --heads 2 --steps 0 --out a abc.txt
+works 'seed [0-9]+' \
+    go train --tokenizer bytes --dim 16 --heads 2 --steps 0 --out a abc.txt
 prints abc                                    run m.bin -p abc -n 0
 prints ''                                     run m.bin -n 0
 prints abcde                                  run m.bin -n 5 -t 0
 prints abcde                                  run m.bin -n 5 -t 0 -p ''
 prints abcde                                  run m.bin -n 5 -t 0 -f empty
 prints "$(printf 'xyz\nabc')"                 run m.bin -n 4 -t 0 -p xyz
-works 'context of 32'                        go run m.bin -p abc -n 1000 -t 0;  ok "two lines and the notice" lines 3
+works 'context of 32'                         go run m.bin -p abc -n 1000 -t 0
+ok "two lines and the notice" lines 3
 fails 1 'prompt has 33 .*context 32'          run m.bin -p "$letters 123456" -n 1
 works "^$letters 12345"                       run m.bin -p "$letters 12345" -n 1
-fails 1 'prompt has 100000 .*context 32'      run m.bin -p "$(head -c 100000 /dev/zero | tr '\000' a)"
+fails 1 'prompt has 100000 .*context 32' \
+    run m.bin -p "$(head -c 100000 /dev/zero | tr '\000' a)"
 prints abcde                                  run m.bin -p abc -n 9 -t 0 --stop fgh
 prints abcd                                   run m.bin -p abc -n 9 -t 0 --stop fgh --stop e
 prints abcd                                   run m.bin -p abc -n 9 -t 0 --stop deZ --stop e
@@ -241,14 +270,16 @@ printf 'abc\n\n' >a;    prints '97 98 99 10'  run m.bin --encode -f a
 printf 'abc\r\n' >a;    prints '97 98 99'     run m.bin --encode -f a
 printf 'a\000b\n\n' >a; prints '97 0 98 10'   run m.bin --encode -f - <a
 prints '97 98 99'                             go run m.bin --encode -p abc
-run m.bin --encode -f abc.txt;                ok "--encode without a limit: nothing is generated" [ "$(wc -w <out)" -eq 1079 ]
+run m.bin --encode -f abc.txt
+ok "--encode without a limit: nothing is generated" [ "$(wc -w <out)" -eq 1079 ]
 
-# ---- Model files and vocabularies ----------------------------------------------------------------------------------
+# ---- Model files and vocabularies ----------------------------------------------------------------
 
 head -c 5000 m.bin >cut.bin; { cat m.bin; echo; } >long.bin; head -c 10 m.bin >ten.bin
 { head -c 2000 m.bin; printf XYZ; tail -c +2004 m.bin; } >flip.bin
 for f in cut long; do
-    fails 1 "$f.bin: expected $(wc -c <m.bin | tr -d ' ') bytes .* $(wc -c <$f.bin | tr -d ' ')" run $f.bin
+    sizes="$(wc -c <m.bin | tr -d ' ') bytes .* $(wc -c <$f.bin | tr -d ' ')"
+    fails 1 "$f.bin: expected $sizes"         run $f.bin
 done
 fails 1 'flip.bin: .*damaged'                 run flip.bin
 for f in ten.bin foreign empty; do fails 1 "$f: not a model" run $f; done
@@ -262,35 +293,44 @@ fails 1 '256 .*bytes.tok .*259'               train --init m.bin --tokenizer byt
 fails 1 'cut.tok: not a tokenizer'            run m.bin -z cut.tok
 works '' train --steps 2 --tokenizer bytes.tok --out v.bin abc.txt
 prints ' abc'                                 run v.bin -n 0 -p ' abc'
-prints 'abc'                                  run v.bin -n 0 -p abc    # the blank that encode puts in front is not printed
+# the blank that encode puts in front is not printed
+prints 'abc'                                  run v.bin -n 0 -p abc
 prints '35 100 101'                           run v.bin --encode -p ab
 works '' train --steps 2 --tokenizer "$root/tokenizer.bin" --out v.bin abc.txt
 for x in 'the cat' ' the  cat ' "$emoji" '<s></s><0x41>'; do
     prints "$x"                               run v.bin -n 0 -p "$x"
 done
 
-# ---- Evaluation ----------------------------------------------------------------------------------------------------
+# ---- Evaluation ----------------------------------------------------------------------------------
 
 run m.bin --eval abc.txt --ctx 4,8,32,5000; mv out e.tsv
-ok "exit 0 and the title" [ "$rc $(head -1 e.tsv)" = "$(printf '0 ctx\ttokens\tloss\tppl\tbits_per_byte')" ]
+ok "exit 0 and the title" \
+    [ "$rc $(head -1 e.tsv)" = "$(printf '0 ctx\ttokens\tloss\tppl\tbits_per_byte')" ]
 table "4 rows, all tokens but the first scored, ppl = exp(loss), bits = loss / ln 2" e.tsv \
-    'NR > 1 { r = $4 / exp($3); b = $5 * log(2) - $3; bad += $2 != 1079 || r < .999 || r > 1.001 || b * b > 1e-8 } END { exit bad || NR != 5 }'
+    'NR > 1 { r = $4 / exp($3); b = $5 * log(2) - $3
+              bad += $2 != 1079 || r < .999 || r > 1.001 || b * b > 1e-8 }
+     END { exit bad || NR != 5 }'
 run m.bin --eval abc.txt --by-position --ctx 8,32; mv out p.tsv
 ok "exit 0 and the title" [ "$rc $(head -1 p.tsv)" = "$(printf '0 ctx\tfrom\tto\ttokens\tloss')" ]
 cat e.tsv p.tsv >a
-table "by-position to add up to the whole" a 'NF == 5 && $2 == 1079 { whole[$1] = $3 } $1 == "ctx" { parts = $2 == "from"; next }
-    parts { n[$1] += $4; sum[$1] += $4 * $5 } END { for (c in n) if (n[c] != 1079 || (sum[c] / n[c] - whole[c]) ^ 2 > 1e-10) exit 1; exit !n[8] || !n[32] }'
+table "by-position to add up to the whole" a '
+    NF == 5 && $2 == 1079 { whole[$1] = $3 }
+    $1 == "ctx" { parts = $2 == "from"; next }
+    parts { n[$1] += $4; sum[$1] += $4 * $5 }
+    END { for (c in n) if (n[c] != 1079 || (sum[c] / n[c] - whole[c]) ^ 2 > 1e-10) exit 1
+          exit !n[8] || !n[32] }'
 fails 1 'one: nothing to score'               run m.bin --eval one
 fails 1 'no.txt: No such file'                run m.bin --eval no.txt
 works '' train --steps 3 --val other.txt --log l.tsv --out e.bin abc.txt
-run e.bin --eval other.txt;                   ok "the validation loss of train" [ "$(tail -1 l.tsv | cut -f 4)" = "$(tail -1 out | cut -f 3)" ]
+run e.bin --eval other.txt
+ok "the validation loss of train" [ "$(tail -1 l.tsv | cut -f 4)" = "$(tail -1 out | cut -f 3)" ]
 run m.bin --eval abc.txt; mv out a
 for f in crlf cr bom; do
     run m.bin --eval $f.txt;                  same a out "--eval to read $f.txt as train does"
 done
 fails 1 'u16.txt: .*UTF-16'                   run m.bin --eval u16.txt
 
-# ---- Stopping and resuming -----------------------------------------------------------------------------------------
+# ---- Stopping and resuming -----------------------------------------------------------------------
 
 works 'go on with --resume half.bin'          loud --steps 10 --stop-after 5 --out half.bin abc.txt
 fails 2 '--pos alibi .*rope'                  resume half.bin --pos alibi abc.txt
@@ -303,7 +343,9 @@ fails 2 '--t5-max is not'                     resume half.bin --t5-max 5 abc.txt
 fails 1 'bytes.tok'                          resume half.bin --tokenizer bytes.tok abc.txt
 fails 1 'other.txt: not the text'             resume half.bin other.txt
 fails 1 'foreign: not a model'                resume foreign abc.txt
-works '' resume half.bin --pos RoPE --dim 16 --kv-heads 0 --hidden 0 --rope-dims 0 --lr 0.002 --out a abc.txt    # as at the start
+# as at the start
+works '' resume half.bin --pos RoPE --dim 16 --kv-heads 0 --hidden 0 --rope-dims 0 --lr 0.002 \
+    --out a abc.txt
 train --pos t5 --t5-max 0 --steps 4 --stop-after 2 --out t5.bin abc.txt
 works '' train --pos t5 --t5-max 0 --steps 4 --resume t5.bin --out a abc.txt
 works '' train --steps 4 --stop-after 2 --val other.txt --out val.bin abc.txt
@@ -312,12 +354,14 @@ works '' resume val.bin --val other.txt --out a abc.txt
 works 'm.bin .*nothing to do'                 go train --resume m.bin abc.txt
 fails 2 '--dim 32 '                           train --init m.bin --dim 32 abc.txt
 ok "no word of --resume for --init" [ "$(grep -c -e --resume err)" = 0 ]
-works 'pos is not in m.bin'                   go train --init m.bin --pos learned --ctx 8 --steps 1 --out a abc.txt
+works 'pos is not in m.bin' \
+    go train --init m.bin --pos learned --ctx 8 --steps 1 --out a abc.txt
 
 nap() { sleep 0.1 2>/dev/null || sleep 1; }
 for signal in INT TERM; do
     rm -f i.tsv i.bin; ran="train stopped by SIG$signal"
-    $limit "$bin/train" $TINY --steps 10000000 --eval-every 1000000 --log i.tsv --out i.bin abc.txt >out 2>err & pid=$!
+    $limit "$bin/train" $TINY --steps 10000000 --eval-every 1000000 --log i.tsv --out i.bin \
+        abc.txt >out 2>err & pid=$!
     i=0; while [ $i -lt 100 ] && ! grep -q '^3	' i.tsv 2>/dev/null; do nap; i=$((i + 1)); done
     kill -$signal $pid; wait $pid; rc=$?
     ok "exit 130 and a model" eval '[ $rc -eq 130 ] && [ -s i.bin ]'
@@ -327,39 +371,55 @@ for signal in INT TERM; do
         "NR > 1 { bad += \$1 != NR - 1 } END { exit bad || NR != $at + 3 }"
 done
 train --steps 2 --out nan.bin abc.txt; cp nan.bin a
-fails 1 'step [0-9]+: .*(nan|inf)'            train --lr 1e9 --steps 50 --out nan.bin abc.txt;  same a nan.bin "the old file intact"
-fails 1 'step [0-9]+: .*(nan|inf)'            train --lr 1e9 --steps 50 --out new.bin abc.txt;  gone new.bin new.bin.tmp nan.bin.tmp
+fails 1 'step [0-9]+: .*(nan|inf)'            train --lr 1e9 --steps 50 --out nan.bin abc.txt
+same a nan.bin "the old file intact"
+fails 1 'step [0-9]+: .*(nan|inf)'            train --lr 1e9 --steps 50 --out new.bin abc.txt
+gone new.bin new.bin.tmp nan.bin.tmp
 
-# ---- The same bits -------------------------------------------------------------------------------------------------
+# ---- The same bits -------------------------------------------------------------------------------
 
 BIG="--dim 32 --heads 4 --kv-heads 2 --layers 2 --ctx 32 --steps 4"
-for n in 1 2 3; do works '' train $BIG --batch 4 --threads $n --log a$n.tsv --out a$n.bin abc.txt; done
+for n in 1 2 3; do
+    works '' train $BIG --batch 4 --threads $n --log a$n.tsv --out a$n.bin abc.txt
+done
 same a1.bin a2.bin; same a1.bin a3.bin
 for more in '--eval-every 1 --save-every 1 --sample-every 1' '--eval-every 1000'; do
-    works '' train $BIG --batch 4 $more --out b.bin abc.txt;  same a1.bin b.bin "$more to change nothing"
+    works '' train $BIG --batch 4 $more --out b.bin abc.txt
+    same a1.bin b.bin "$more to change nothing"
 done
 works '' train $BIG --batch 2 --accum 2 --log b.tsv --out b.bin abc.txt
 tail -1 a1.tsv >a; tail -1 b.tsv >>a
-table "--accum 2 --batch 2 to be --batch 4, within 1e-4" a '{ d = $3 - d; v = $4 - v } END { exit d * d > 1e-8 || v * v > 1e-8 }'
-echo 2718281828459045 >rise.txt    # a text that this model gets worse at; the file tells the best evaluation, which then is not the last
-for n in 1 1000; do works '' train --steps 40 --lr 1e-2 --val rise.txt --eval-every $n --out e$n.bin abc.txt; arenas e$n.bin >e$n; done
+table "--accum 2 --batch 2 to be --batch 4, within 1e-4" a \
+    '{ d = $3 - d; v = $4 - v } END { exit d * d > 1e-8 || v * v > 1e-8 }'
+# a text that this model gets worse at; the file tells the best evaluation, which then is not the
+# last
+echo 2718281828459045 >rise.txt
+for n in 1 1000; do
+    works '' train --steps 40 --lr 1e-2 --val rise.txt --eval-every $n --out e$n.bin abc.txt
+    arenas e$n.bin >e$n
+done
 same e1 e1000 "the same weights and moments, however often it is evaluated"
 works '' train --steps 3 --seed 2 --out b.bin abc.txt; train --steps 3 --out a.bin abc.txt
-arenas a.bin >a; arenas b.bin >b;             ok "another seed to give another model" eval '! cmp -s a b'
+arenas a.bin >a; arenas b.bin >b
+ok "another seed to give another model" eval '! cmp -s a b'
 
-# ---- The log -------------------------------------------------------------------------------------------------------
+# ---- The log -------------------------------------------------------------------------------------
 
 works '' train --steps 20 --warmup 5 --lr 1e-3 --min-lr 1e-4 --log l.tsv --out a.bin abc.txt
-ok "the title of the log" [ "$(head -1 l.tsv)" = "$(printf 'step\ttokens\ttrain_loss\tval_loss\tlr\tgrad_norm\tms\ttok_s')" ]
+ok "the title of the log" [ "$(head -1 l.tsv)" = \
+    "$(printf 'step\ttokens\ttrain_loss\tval_loss\tlr\tgrad_norm\tms\ttok_s')" ]
 table "20 rows of 8 fields, tokens counted, 10 validations" l.tsv \
-    'NF != 8 { bad++ } NR > 1 { bad += $1 != NR - 1 || $2 != 32 * $1; v += $4 != "" } END { exit bad || NR != 21 || v != 10 }'
+    'NF != 8 { bad++ }
+     NR > 1 { bad += $1 != NR - 1 || $2 != 32 * $1; v += $4 != "" }
+     END { exit bad || NR != 21 || v != 10 }'
 table "a rate that rises to 1e-3 at step 5, falls, and ends at 1e-4" l.tsv \
-    'NR > 1 { bad += $1 <= 5 ? $5 <= r : $5 >= r; r = $5; if ($1 == 5) bad += r != 1e-3 } END { exit bad || r != 1e-4 }'
+    'NR > 1 { bad += $1 <= 5 ? $5 <= r : $5 >= r; r = $5; if ($1 == 5) bad += r != 1e-3 }
+     END { exit bad || r != 1e-4 }'
 works '' train --steps 20 --log l.tsv --out a.bin abc.txt
 table "a tenth of the peak at the end by default" l.tsv '{ r = $5 } END { exit r != 2e-4 }'
 table "a first loss within 5 % of ln 256" l.tsv 'NR == 2 { exit $3 < 5.27 || $3 > 5.82 }'
 
-# ---- Closed and full outputs ---------------------------------------------------------------------------------------
+# ---- Closed and full outputs ---------------------------------------------------------------------
 
 closed() { ran="$* >&-"; : >out; $limit "$bin/run" -q "$@" >&- 2>err; rc=$?; }
 full() { ran="$* >/dev/full"; : >out; $limit "$bin/run" -q "$@" >/dev/full 2>err; rc=$?; }
@@ -369,7 +429,8 @@ for more in '-p abc' '-p abc --encode' '--eval abc.txt'; do
 done
 ran="train 2>&-"; rm -f l.tsv
 $limit "$bin/train" ${TINY#-q} --steps 5 --log l.tsv --out a.bin abc.txt 2>&-; rc=$?
-table "no messages in the log when stderr is closed" l.tsv 'NF != 8 { bad++ } END { exit bad || NR != 6 }'
+table "no messages in the log when stderr is closed" l.tsv \
+    'NF != 8 { bad++ } END { exit bad || NR != 6 }'
 
 gone ./*.tmp
 echo "cli: $passed passed, $failed failed"

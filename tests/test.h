@@ -1,5 +1,6 @@
 /* test.h - what the tests share: checks that count, small configurations, random numbers.
-   A test binary is: functions that CHECK, RUN in main, return report(). Failures print what was got and wanted. */
+   A test binary is: functions that CHECK, RUN in main, return report(). Failures print what was got
+   and wanted. */
 #ifndef TEST_H
 #define TEST_H
 
@@ -10,14 +11,21 @@ static int passed, failed;
 
 #define CHECK(condition) check((condition) != 0, __FILE__, __LINE__, "%s", #condition)
 #define CHECK_CLOSE(got, want, tolerance) \
-    check(fabs((double)(got) - (double)(want)) <= (tolerance), __FILE__, __LINE__, "%s: got %.9g, want %.9g within %.1e", #got, \
+    check(fabs((double)(got) - (double)(want)) <= (tolerance), __FILE__, __LINE__, \
+          "%s: got %.9g, want %.9g within %.1e", #got, \
           (double)(got), (double)(want), (double)(tolerance))
-#define RUN(function) do { const int f = failed; const double t = seconds(); function(); \
-    printf("%s %-40s %6.0f ms\n", failed == f ? "ok  " : "FAIL", #function, 1e3 * (seconds() - t)); fflush(stdout); } while (0)
+#define RUN(function) do { \
+    const int f = failed; \
+    const double t = seconds(); \
+    function(); \
+    printf("%s %-40s %6.0f ms\n", failed == f ? "ok  " : "FAIL", #function, \
+           1e3 * (seconds() - t)); \
+    fflush(stdout); } while (0)
 
 static const char *context = "";    // printed with a failure: which encoding, which size
 
-__attribute__((format(printf, 4, 5), unused)) static void check(int ok, const char *file, int line, const char *format, ...)
+__attribute__((format(printf, 4, 5), unused))
+static void check(int ok, const char *file, int line, const char *format, ...)
 {
     if (ok) { passed++; return; }
     va_list args;
@@ -35,9 +43,15 @@ __attribute__((unused)) static int report(void)
     return failed > 0;
 }
 
-__attribute__((unused)) static float random_normal(uint64_t stream, size_t i) { return rng_normal(1, RNG_TEST + stream, i); }
+__attribute__((unused)) static float random_normal(uint64_t stream, size_t i)
+{
+    return rng_normal(1, RNG_TEST + stream, i);
+}
 
-__attribute__((unused)) static void fill(float *x, size_t n, uint64_t stream) { for (size_t i = 0; i < n; i++) x[i] = random_normal(stream, i); }
+__attribute__((unused)) static void fill(float *x, size_t n, uint64_t stream)
+{
+    for (size_t i = 0; i < n; i++) x[i] = random_normal(stream, i);
+}
 
 __attribute__((unused)) static int *random_tokens(int n, int V, uint64_t stream)
 {
@@ -46,11 +60,14 @@ __attribute__((unused)) static int *random_tokens(int n, int V, uint64_t stream)
     return t;
 }
 
-/* A small model of one encoding; `variant` 1 switches its second option on where that is a switch (rpe-values). */
-__attribute__((unused)) static void small_model(Model *m, const PosEnc *e, int variant, int seq_len, int max_len)
+/* A small model of one encoding; `variant` 1 switches its second option on where that is a switch
+   (rpe-values). */
+__attribute__((unused))
+static void small_model(Model *m, const PosEnc *e, int variant, int seq_len, int max_len)
 {
-    Config c = { .dim = 24, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .hidden_dim = 40, .vocab_size = 37, .seq_len = seq_len,
-                 .start_token = -1, .untied = variant, .pos = e };
+    Config c = { .dim = 24, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .hidden_dim = 40,
+                 .vocab_size = 37, .seq_len = seq_len, .start_token = -1, .untied = variant,
+                 .pos = e };
     for (int i = 0; i < POS_OPTIONS; i++) c.pos_opt[i] = e->options[i].value;
     if (variant && e->options[1].name && e->options[1].max == 1) c.pos_opt[1] = 1;
     const char *wrong = config_check(&c);
@@ -60,12 +77,14 @@ __attribute__((unused)) static void small_model(Model *m, const PosEnc *e, int v
     tokenizer_bytes(&m->tokenizer);
 }
 
-/* Moves the parameters away from their small initial values, so that every path carries a gradient. */
+/* Moves the parameters away from their small initial values, so that every path carries a
+   gradient. */
 __attribute__((unused)) static void stir(Model *m)
 {
     for (int i = 0; i < m->params.n_tensors; i++) {
         const Tensor *t = &m->params.tensors[i];
-        for (size_t k = 0; k < t->count; k++) m->params.data[t->offset + k] += 0.2f * random_normal(100 + (uint64_t)i, k);
+        float *x = m->params.data + t->offset;
+        for (size_t k = 0; k < t->count; k++) x[k] += 0.2f * random_normal(100 + (uint64_t)i, k);
     }
 }
 

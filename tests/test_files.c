@@ -1,4 +1,5 @@
-/* Vocabularies and model files: round trips, llama2.c's rules and files, and every truncation and flipped byte of a small file. */
+/* Vocabularies and model files: round trips, llama2.c's rules and files, and every truncation and
+   flipped byte of a small file. */
 #include "test.h"
 
 #include <signal.h>
@@ -21,9 +22,10 @@ static void write_file(const char *path, const void *data, size_t size)
     CHECK(f && fwrite(data, 1, size, f) == size && !fclose(f));
 }
 
-/* ---- tokenizer -------------------------------------------------------------------------------------------------- */
+/* ---- tokenizer ------------------------------------------------------------------------------- */
 
-/* llama2.c's rule, word for word and quadratic: look up characters, then merge the best pair, leftmost first, until there is none. */
+/* llama2.c's rule, word for word and quadratic: look up characters, then merge the best pair,
+   leftmost first, until there is none. */
 static size_t naive_encode(const Tokenizer *t, const char *text, size_t length, int *out)
 {
     char *s = xmalloc(length + 1), **start = xmalloc((length + 1) * sizeof *start);
@@ -33,7 +35,8 @@ static size_t naive_encode(const Tokenizer *t, const char *text, size_t length, 
     for (size_t at = 0; at < length + 1;) {
         const size_t k = character_length(s + at, length + 1 - at);
         const int id = piece_find(t, s + at, k);
-        for (size_t i = 0; id < 0 && i < k; i++) start[n] = NULL, bytes[n] = 0, out[n++] = t->byte_id[(uint8_t)s[at + i]];
+        for (size_t i = 0; id < 0 && i < k; i++)
+            start[n] = NULL, bytes[n] = 0, out[n++] = t->byte_id[(uint8_t)s[at + i]];
         if (id >= 0) start[n] = s + at, bytes[n] = k, out[n++] = id;
         at += k;
     }
@@ -41,14 +44,17 @@ static size_t naive_encode(const Tokenizer *t, const char *text, size_t length, 
         size_t best = n;
         int best_id = -1;
         for (size_t i = 0; i + 1 < n; i++) {
-            const int id = start[i] && start[i + 1] ? piece_find(t, start[i], bytes[i] + bytes[i + 1]) : -1;
-            if (id >= 0 && (best_id < 0 || t->score[id] > t->score[best_id])) best = i, best_id = id;
+            if (!start[i] || !start[i + 1]) continue;
+            const int id = piece_find(t, start[i], bytes[i] + bytes[i + 1]);
+            if (id >= 0 && (best_id < 0 || t->score[id] > t->score[best_id]))
+                best = i, best_id = id;
         }
         if (best_id < 0) break;
         out[best] = best_id;
         bytes[best] += bytes[best + 1];
         n--;
-        for (size_t i = best + 1; i < n; i++) out[i] = out[i + 1], start[i] = start[i + 1], bytes[i] = bytes[i + 1];
+        for (size_t i = best + 1; i < n; i++)
+            out[i] = out[i + 1], start[i] = start[i + 1], bytes[i] = bytes[i + 1];
     }
     free(s), free(start), free(bytes);
     return n;
@@ -61,7 +67,8 @@ static void check_text(const Tokenizer *t, const char *text, size_t length)
     for (size_t i = 0; i < n; i++) {
         int k;
         const char *s = tokenizer_decode(t, ids[i], !t->bytes && !i, &k);
-        same = same && ids[i] >= 0 && ids[i] < t->size && at + (size_t)k <= length && !memcmp(text + at, s, (size_t)k);
+        same = same && ids[i] >= 0 && ids[i] < t->size && at + (size_t)k <= length
+               && !memcmp(text + at, s, (size_t)k);
         at += (size_t)k;
     }
     CHECK(same && at == length);    // decode(encode(x)) = x
@@ -76,27 +83,32 @@ static void check_text(const Tokenizer *t, const char *text, size_t length)
 static void test_tokenizer(void)
 {
     static const char *const odd[] = {
-        "", " ", "  ", "a", " a", "a ", "the cat", " the cat", "  the   cat  ", "\n", "\n\n", "\r\n", "\t x", "don't stop", "1234 56.7",
-        "\xc3\xb6l", "\xe4\xbd\xa0\xe5\xa5\xbd", "\xf0\x9f\xa6\x99", "\xf0\x9f\x91\xa9\xe2\x80\x8d\xf0\x9f\x92\xbb", "e\xcc\x81", "<s>", "</s>",
-        "\n<s>\n", "<unk>", "<0x41>", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "\xff\xfe\x80\x80", "\xc3", "\x80\x80\x80\x80\x80\x80", "x\xe4" };
+        "", " ", "  ", "a", " a", "a ", "the cat", " the cat", "  the   cat  ", "\n", "\n\n",
+        "\r\n", "\t x", "don't stop", "1234 56.7", "\xc3\xb6l", "\xe4\xbd\xa0\xe5\xa5\xbd",
+        "\xf0\x9f\xa6\x99", "\xf0\x9f\x91\xa9\xe2\x80\x8d\xf0\x9f\x92\xbb", "e\xcc\x81",
+        "<s>", "</s>", "\n<s>\n", "<unk>", "<0x41>", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+        "\xff\xfe\x80\x80", "\xc3", "\x80\x80\x80\x80\x80\x80", "x\xe4" };
     Tokenizer t[2];
     size_t size;
     tokenizer_load(&t[0], "tokenizer.bin");
     tokenizer_bytes(&t[1]);
     char *stories = file_read("tests/data/stories.txt", &size);
     for (int k = 0; k < 2; k++) {
-        for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) context = odd[i], check_text(&t[k], odd[i], strlen(odd[i]));
+        for (size_t i = 0; i < sizeof odd / sizeof *odd; i++)
+            context = odd[i], check_text(&t[k], odd[i], strlen(odd[i]));
         for (size_t i = 0; i < 300; i++) {    // pieces of text, and of noise
             char noise[64];
             const size_t length = 1 + rng(1, RNG_TEST, i) % 60;
-            context = "stories", check_text(&t[k], stories + rng(1, RNG_TEST + 1, i) % (size - 100), length);
+            const char *piece = stories + rng(1, RNG_TEST + 1, i) % (size - 100);
+            context = "stories", check_text(&t[k], piece, length);
             for (size_t b = 0; b < length; b++) noise[b] = (char)rng(1, RNG_TEST + 2, i * 64 + b);
             context = "noise", check_text(&t[k], noise, length);
         }
         context = "";
     }
     CHECK(t[0].size == 4096 && t[0].byte_id['\n'] == 13);
-    // n log n: twice the text takes less than 2.3 times as long; both of a kind in which no cut helps, too
+    // n log n: twice the text takes less than 2.3 times as long; both of a kind in which no cut
+    // helps, too
     for (int kind = 0; kind < 2; kind++) {
         double best[2] = { 1e9, 1e9 };
         if (kind) for (size_t i = 0; i < size; i++) stories[i] = 'a';
@@ -107,17 +119,20 @@ static void test_tokenizer(void)
                 free(tokenizer_encode(&t[0], stories, half ? size / 2 : size, &n));
                 best[half] = fmin(best[half], seconds() - t0);
             }
-        printf("     %.0f kB of %s: %.0f ms, half of it: %.0f ms\n", (double)size / 1e3, kind ? "one letter" : "stories", 1e3 * best[0], 1e3 * best[1]);
+        printf("     %.0f kB of %s: %.0f ms, half of it: %.0f ms\n", (double)size / 1e3,
+               kind ? "one letter" : "stories", 1e3 * best[0], 1e3 * best[1]);
     }
     tokenizer_free(&t[0]), free(stories);
 }
 
 static void append(char **at, const void *data, size_t n) { memcpy(*at, data, n), *at += n; }
 
-/* A vocabulary without byte pieces: what it lacks becomes the unknown token, one for a character. */
+/* A vocabulary without byte pieces: what it lacks becomes the unknown token, one for a
+   character. */
 static void test_tokenizer_without_bytes(void)
 {
-    static const char *const pieces[] = { "<unk>", "\n<s>\n", "\n</s>\n", " ", "a", "b", "ab", " a", "" };
+    static const char *const pieces[] = {
+        "<unk>", "\n<s>\n", "\n</s>\n", " ", "a", "b", "ab", " a", "" };
     char file[256], *at = file;
     int32_t length = 8;
     append(&at, &length, 4);
@@ -137,7 +152,7 @@ static void test_tokenizer_without_bytes(void)
     free(ids), tokenizer_free(&t);
 }
 
-/* ---- model files --------------------------------------------------------------------------------------------------- */
+/* ---- model files ----------------------------------------------------------------------------- */
 
 static void test_round_trip(void)
 {
@@ -149,8 +164,9 @@ static void test_round_trip(void)
             small_model(&a, e, variant, 16, 16);
             a.config.vocab_size = a.tokenizer.size = 256;
             model_free(&a);
-            Config c = { .dim = 24, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .vocab_size = 4096, .seq_len = 16, .untied = variant,
-                         .start_token = -1, .pos = e };
+            Config c = { .dim = 24, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2,
+                         .vocab_size = 4096, .seq_len = 16, .untied = variant, .start_token = -1,
+                         .pos = e };
             for (int i = 0; i < POS_OPTIONS; i++) c.pos_opt[i] = e->options[i].value;
             CHECK(!config_check(&c));
             model_create(&a, &c, 16);
@@ -161,11 +177,14 @@ static void test_round_trip(void)
             fill(a.m, a.params.count, 5), fill(a.v, a.params.count, 6);
             model_save(&a, path_of("m.bin"), &state);
             CHECK(model_load(&b, path_of("m.bin"), NULL, 0, &back) == 1);
-            CHECK(!memcmp(&state, &back, sizeof state) && a.config.pos == b.config.pos && a.config.untied == b.config.untied);
-            CHECK(!memcmp(a.config.pos_opt, b.config.pos_opt, sizeof c.pos_opt) && a.config.hidden_dim == b.config.hidden_dim);
+            CHECK(!memcmp(&state, &back, sizeof state));
+            CHECK(a.config.pos == b.config.pos && a.config.untied == b.config.untied);
+            CHECK(!memcmp(a.config.pos_opt, b.config.pos_opt, sizeof c.pos_opt));
+            CHECK(a.config.hidden_dim == b.config.hidden_dim);
             CHECK(!memcmp(a.params.data, b.params.data, a.params.count * 4));
             CHECK(!memcmp(a.m, b.m, a.params.count * 4) && !memcmp(a.v, b.v, a.params.count * 4));
-            CHECK(a.tokenizer.file_size == b.tokenizer.file_size && !memcmp(a.tokenizer.file, b.tokenizer.file, a.tokenizer.file_size));
+            CHECK(a.tokenizer.file_size == b.tokenizer.file_size
+                  && !memcmp(a.tokenizer.file, b.tokenizer.file, a.tokenizer.file_size));
             model_free(&b);
             model_save(&a, path_of("m.bin"), NULL);
             CHECK(model_load(&b, path_of("m.bin"), NULL, 0, NULL) == 0);
@@ -199,13 +218,14 @@ static int try_load(const char *path, int *lines)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
 }
 
-/* Every byte flipped and every length: a message and exit 1, never a crash and never a silent load. For llama2.c's files, which
-   have no checksum, every length only. */
+/* Every byte flipped and every length: a message and exit 1, never a crash and never a silent load.
+   For llama2.c's files, which have no checksum, every length only. */
 static void test_damage(void)
 {
     threads_set(1);
     for (const PosEnc *e = posencs; e->name; e++) {
-        Config c = { .dim = 4, .n_layers = 1, .n_heads = 2, .hidden_dim = 1, .vocab_size = 4, .seq_len = 2, .start_token = -1, .pos = e };
+        Config c = { .dim = 4, .n_layers = 1, .n_heads = 2, .hidden_dim = 1, .vocab_size = 4,
+                     .seq_len = 2, .start_token = -1, .pos = e };
         for (int i = 0; i < POS_OPTIONS; i++) c.pos_opt[i] = e->options[i].value;
         if (!strcmp(e->name, "rpe")) c.pos_opt[0] = 1;
         if (!strcmp(e->name, "t5")) c.pos_opt[0] = 2, c.pos_opt[1] = 0;
@@ -214,12 +234,15 @@ static void test_damage(void)
         model_create(&m, &c, 2);
         model_init(&m, 1);
         model_train_begin(&m);
-        static const char vocabulary[] = "\1\0\0\0" "\0\0\0\0\1\0\0\0a" "\0\0\0\0\1\0\0\0b" "\0\0\0\0\1\0\0\0c" "\0\0\0\0\1\0\0\0d";
-        char *copy = memcpy(xmalloc(sizeof vocabulary - 1), vocabulary, sizeof vocabulary - 1);
-        tokenizer_parse(&m.tokenizer, copy, sizeof vocabulary - 1, "inside");
+        static const char vocabulary[] = "\1\0\0\0" "\0\0\0\0\1\0\0\0a" "\0\0\0\0\1\0\0\0b"
+                                         "\0\0\0\0\1\0\0\0c" "\0\0\0\0\1\0\0\0d";
+        const size_t vocabulary_size = sizeof vocabulary - 1;
+        char *copy = memcpy(xmalloc(vocabulary_size), vocabulary, vocabulary_size);
+        tokenizer_parse(&m.tokenizer, copy, vocabulary_size, "inside");
         TrainState state = { .step = 1 };
         const char *good = path_of("good.bin"), *bad = path_of("bad.bin");
-        const int whole = !strcmp(e->name, "rope");    // one with a training state and all truncations; the loader is the same
+        // one with a training state and all truncations; the loader is the same
+        const int whole = !strcmp(e->name, "rope");
         model_save(&m, good, whole ? &state : NULL);
         model_free(&m);
         size_t size;
@@ -242,13 +265,15 @@ static void test_damage(void)
     threads_set(0);
 }
 
-/* A checkpoint of llama2.c in both layouts has the logits of the same weights in ours; cut off, it is refused. */
+/* A checkpoint of llama2.c in both layouts has the logits of the same weights in ours; cut off, it
+   is refused. */
 static void test_llama2c(void)
 {
     for (int untied = 0; untied < 2; untied++) {
         Model m, got[2];
-        Config c = { .dim = 24, .hidden_dim = 40, .n_layers = 3, .n_heads = 4, .n_kv_heads = 2, .vocab_size = 50, .seq_len = 32,
-                     .untied = untied, .start_token = 1, .pos = posenc_find("rope") };
+        Config c = { .dim = 24, .hidden_dim = 40, .n_layers = 3, .n_heads = 4, .n_kv_heads = 2,
+                     .vocab_size = 50, .seq_len = 32, .untied = untied, .start_token = 1,
+                     .pos = posenc_find("rope") };
         for (int i = 0; i < POS_OPTIONS; i++) c.pos_opt[i] = c.pos->options[i].value;
         CHECK(!config_check(&c));
         model_create(&m, &c, 32);
@@ -256,7 +281,8 @@ static void test_llama2c(void)
         stir(&m);
         for (int version = 0; version < 2; version++) {
             FILE *f = fopen(path_of("llama.bin"), "wb");
-            const int32_t header[] = { 24, 40, 3, 4, 2, version || !untied ? 50 : -50, 32 }, one = 1;
+            const int32_t signed_vocab = version || !untied ? 50 : -50, one = 1;
+            const int32_t header[] = { 24, 40, 3, 4, 2, signed_vocab, 32 };
             const Params *p = &m.params;
             char pad[256] = {0};
             if (version) fwrite("24ka", 1, 4, f), fwrite(&one, 4, 1, f);
@@ -269,7 +295,10 @@ static void test_llama2c(void)
             ALL(wq, 24 * 24); ALL(wk, 12 * 24); ALL(wv, 12 * 24); ALL(wo, 24 * 24);
             if (!version) ALL(rms_ffn, 24);
             ALL(w1, 40 * 24); ALL(w2, 24 * 40); ALL(w3, 40 * 24);
-            if (!version) { fwrite(p->rms_final, 4, 24, f); for (int i = 0; i < 32 * 6 / 2 * 2; i++) fwrite(pad, 4, 1, f); }
+            if (!version) {
+                fwrite(p->rms_final, 4, 24, f);
+                for (int i = 0; i < 32 * 6 / 2 * 2; i++) fwrite(pad, 4, 1, f);
+            }
             if (untied) fwrite(p->wcls, 4, 50 * 24, f);
             fclose(f);
             model_load(&got[version], path_of("llama.bin"), NULL, 0, NULL);
@@ -288,7 +317,8 @@ static void test_llama2c(void)
                     char keep[4];
                     memcpy(keep, file + 4 * field, 4), memcpy(file + 4 * field, &value, 4);
                     write_file(path_of("cut.bin"), file, size);
-                    if (memcmp(keep, &value, 4)) CHECK(try_load(path_of("cut.bin"), &lines) == 1 && lines == 1);
+                    if (memcmp(keep, &value, 4))
+                        CHECK(try_load(path_of("cut.bin"), &lines) == 1 && lines == 1);
                     memcpy(file + 4 * field, keep, 4);
                 }
             free(file);
@@ -323,7 +353,8 @@ static void test_crash(void)
         usleep((useconds_t)(500 + 150 * i));
         kill(child, SIGKILL);
         waitpid(child, NULL, 0);
-        damaged += try_load(path_of("c.bin"), &lines) != 1 || lines != 1;    // intact but for the vocabulary of 37 bytes
+        // intact but for the vocabulary of 37 bytes
+        damaged += try_load(path_of("c.bin"), &lines) != 1 || lines != 1;
     }
     CHECK(damaged == 0);
     model_free(&m);

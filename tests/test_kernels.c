@@ -1,31 +1,40 @@
-/* Products, vector functions and every layer: against plain loops in double, and backward against central differences. */
+/* Products, vector functions and every layer: against plain loops in double, and backward against
+   central differences. */
 #include "test.h"
 
 /* Matrices lie inside larger ones full of NaN, so that an element read or written outside shows. */
 static void test_gemm(void)
 {
-    static const size_t size[][3] = { { 1, 1, 1 }, { 2, 3, 4 }, { 12, 32, 8 }, { 13, 33, 9 }, { 11, 31, 7 }, { 24, 64, 385 }, { 5, 200, 17 },
-                                      { 200, 5, 40 }, { 97, 130, 800 }, { 1, 77, 50 }, { 64, 2100, 3 }, { 410, 41, 23 } };
+    static const size_t size[][3] = {
+        { 1, 1, 1 }, { 2, 3, 4 }, { 12, 32, 8 }, { 13, 33, 9 }, { 11, 31, 7 }, { 24, 64, 385 },
+        { 5, 200, 17 }, { 200, 5, 40 }, { 97, 130, 800 }, { 1, 77, 50 }, { 64, 2100, 3 },
+        { 410, 41, 23 } };
     for (size_t s = 0; s < sizeof size / sizeof *size; s++)
         for (int form = 0; form < 8; form++) {
             const size_t M = size[s][0], N = size[s][1], K = size[s][2], pad = 3;
             const int ta = form & 1, tb = form & 2, accumulate = form >> 2;
             const size_t lda = (ta ? M : K) + pad, ldb = (tb ? K : N) + pad, ldc = N + pad;
             const size_t na = (ta ? K : M) * lda, nb = (tb ? N : K) * ldb, nc = M * ldc;
-            float *a = xmalloc(na * 4), *b = xmalloc(nb * 4), *c = xmalloc(nc * 4), *before = xmalloc(nc * 4);
+            float *a = xmalloc(na * 4), *b = xmalloc(nb * 4);
+            float *c = xmalloc(nc * 4), *before = xmalloc(nc * 4);
             for (size_t i = 0; i < na; i++) a[i] = i % lda < lda - pad ? random_normal(1, i) : NAN;
             for (size_t i = 0; i < nb; i++) b[i] = i % ldb < ldb - pad ? random_normal(2, i) : NAN;
-            for (size_t i = 0; i < nc; i++) c[i] = i % ldc < N && accumulate ? random_normal(3, i) : NAN;
+            for (size_t i = 0; i < nc; i++)
+                c[i] = i % ldc < N && accumulate ? random_normal(3, i) : NAN;
             memcpy(before, c, nc * 4);
-            gemm(c, ldc, a, ta ? 1 : lda, ta ? lda : 1, b, tb ? 1 : ldb, tb ? ldb : 1, M, N, K, accumulate);
+            gemm(c, ldc, a, ta ? 1 : lda, ta ? lda : 1, b, tb ? 1 : ldb, tb ? ldb : 1, M, N, K,
+                 accumulate);
             double worst = 0;
             int outside = 0;
             for (size_t i = 0; i < M; i++)
                 for (size_t j = 0; j < ldc; j++) {
                     if (j >= N) { outside += !isnan(c[i * ldc + j]); continue; }
                     double sum = accumulate ? (double)before[i * ldc + j] : 0;
-                    for (size_t k = 0; k < K; k++)
-                        sum += (double)a[ta ? k * lda + i : i * lda + k] * (double)b[tb ? j * ldb + k : k * ldb + j];
+                    for (size_t k = 0; k < K; k++) {
+                        const float aik = a[ta ? k * lda + i : i * lda + k];
+                        const float bkj = b[tb ? j * ldb + k : k * ldb + j];
+                        sum += (double)aik * (double)bkj;
+                    }
                     const double error = fabs(sum - (double)c[i * ldc + j]);
                     worst = error <= worst ? worst : error;    // a NaN is the worst
                 }
@@ -69,9 +78,11 @@ static void test_vexp(void)
     CHECK(isnan(vexp(splat(NAN))[0]));
 }
 
-/* Central differences of sum_i weight_i y_i(x), with x and y behind a function, against the analytic gradient. */
+/* Central differences of sum_i weight_i y_i(x), with x and y behind a function, against the
+   analytic gradient. */
 typedef void (*Forward)(float *y, const float *x);
-static void check_gradient(Forward f, float *x, size_t nx, size_t ny, const float *weight, const float *gradient)
+static void check_gradient(Forward f, float *x, size_t nx, size_t ny, const float *weight,
+                           const float *gradient)
 {
     float *y = xmalloc(ny * 4);
     double largest = 0;
@@ -85,8 +96,9 @@ static void check_gradient(Forward f, float *x, size_t nx, size_t ny, const floa
             for (size_t k = 0; k < ny; k++) value[side] += (double)y[k] * (double)weight[k];
         }
         x[i] = keep;
-        CHECK_CLOSE(gradient[i], (value[1] - value[0]) / 2e-2, 2e-3 * (1 + fabs((double)gradient[i])));
-        if (fabs((double)gradient[i]) > largest) largest = fabs((double)gradient[i]);
+        const double size = fabs((double)gradient[i]);
+        CHECK_CLOSE(gradient[i], (value[1] - value[0]) / 2e-2, 2e-3 * (1 + size));
+        if (size > largest) largest = size;
     }
     CHECK(largest > 1e-3);    // a gradient of zeros must not pass
     free(y);
@@ -100,8 +112,10 @@ static void glu(float *y, const float *x) { swiglu_forward(y, x, ROWS, WIDTH); }
 
 static void test_layers(void)
 {
-    float dy[ROWS * WIDTH], dx[2 * ROWS * WIDTH] = {0}, dgain[WIDTH] = {0}, ab[2 * ROWS * WIDTH], before[ROWS * WIDTH];
-    fill(rows_in, ROWS * WIDTH, 1), fill(gain, WIDTH, 2), fill(dy, ROWS * WIDTH, 3), fill(ab, 2 * ROWS * WIDTH, 4);
+    float dy[ROWS * WIDTH], dx[2 * ROWS * WIDTH] = {0}, dgain[WIDTH] = {0};
+    float ab[2 * ROWS * WIDTH], before[ROWS * WIDTH];
+    fill(rows_in, ROWS * WIDTH, 1), fill(gain, WIDTH, 2);
+    fill(dy, ROWS * WIDTH, 3), fill(ab, 2 * ROWS * WIDTH, 4);
     rmsnorm_backward(dx, dgain, dy, rows_in, gain, ROWS, WIDTH);
     context = "rmsnorm x", check_gradient(norm_of_x, rows_in, ROWS * WIDTH, ROWS * WIDTH, dy, dx);
     context = "rmsnorm gain", check_gradient(norm_of_gain, gain, WIDTH, ROWS * WIDTH, dy, dgain);
@@ -132,7 +146,7 @@ static void test_cross_entropy(void)
     CHECK(isfinite(cross_entropy(scratch, V, 3, 0)));
 }
 
-/* ---- attention against its definition -------------------------------------------------------------------- */
+/* ---- attention against its definition -------------------------------------------------------- */
 
 typedef struct { int B, T, start, H, G, D, bias, rel_k, rel_v, clip, spread; } Case;
 typedef struct { PosTables pos; int *positions; float *qkv; size_t width, n; Attention a; } Setup;
@@ -147,7 +161,9 @@ static void setup(Setup *s, Case c)
     s->pos = (PosTables){ .len = len, .clip = c.clip };
     if (c.bias) {
         s->pos.bias = pos_alloc(&s->pos, (size_t)c.H * pos_bias_stride(&s->pos));
-        for (int h = 0; h < c.H; h++) for (int n = 0; n < len; n++) *pos_bias(&s->pos, h, n) = random_normal(30 + (uint64_t)h, (size_t)n);
+        for (int h = 0; h < c.H; h++)
+            for (int n = 0; n < len; n++)
+                *pos_bias(&s->pos, h, n) = random_normal(30 + (uint64_t)h, (size_t)n);
     }
     const size_t rel = (size_t)((c.clip + 1) * c.D);
     if (c.rel_k) fill(s->pos.rel_k = xmalloc(rel * 4), rel, 40);
@@ -157,8 +173,9 @@ static void setup(Setup *s, Case c)
         for (int b = 0; b < c.B; b++)
             for (int j = 0, p = b; j < S; j++, p += 1 + j % 3) s->positions[b * S + j] = p;
     }
-    s->a = (Attention){ .B = c.B, .T = c.T, .S = S, .start = c.start, .H = c.H, .G = c.G, .D = c.D, .q_stride = s->width,
-                        .kv_stride = s->width, .pos = &s->pos, .positions = s->positions };
+    s->a = (Attention){ .B = c.B, .T = c.T, .S = S, .start = c.start, .H = c.H, .G = c.G, .D = c.D,
+                        .q_stride = s->width, .kv_stride = s->width, .pos = &s->pos,
+                        .positions = s->positions };
 }
 
 static void teardown(Setup *s)
@@ -174,25 +191,32 @@ static void naive_attention(double *out, const Setup *s)
         for (int h = 0; h < a->H; h++)
             for (int t = 0; t < a->T; t++) {
                 const int i = a->start + t, g = h / (a->H / a->G);
-                const float *row = s->qkv + (size_t)(b * a->S) * s->width, *q = row + (size_t)i * s->width + (size_t)(h * a->D);
+                const float *row = s->qkv + (size_t)(b * a->S) * s->width;
+                const float *q = row + (size_t)i * s->width + (size_t)(h * a->D);
+                const int *positions = s->positions ? s->positions + b * a->S : NULL;
                 double p[1024], sum = 0;
                 for (int j = 0; j <= i; j++) {
                     const float *k = row + (size_t)j * s->width + (size_t)((a->H + g) * a->D);
-                    const int n = s->positions ? s->positions[b * a->S + i] - s->positions[b * a->S + j] : i - j;
+                    const int n = positions ? positions[i] - positions[j] : i - j;
                     const int c = n < s->pos.clip ? n : s->pos.clip;
                     double dots = 0;
-                    for (int d = 0; d < a->D; d++)
-                        dots += (double)q[d] * ((double)k[d] + (s->pos.rel_k ? (double)s->pos.rel_k[c * a->D + d] : 0));
-                    p[j] = exp(dots / sqrt(a->D) + (s->pos.bias ? (double)*pos_bias(&s->pos, h, n) : 0));
+                    for (int d = 0; d < a->D; d++) {
+                        const double r = s->pos.rel_k ? (double)s->pos.rel_k[c * a->D + d] : 0;
+                        dots += (double)q[d] * ((double)k[d] + r);
+                    }
+                    const double bias = s->pos.bias ? (double)*pos_bias(&s->pos, h, n) : 0;
+                    p[j] = exp(dots / sqrt(a->D) + bias);
                     sum += p[j];
                 }
                 for (int d = 0; d < a->D; d++) {
                     double o = 0;
                     for (int j = 0; j <= i; j++) {
-                        const int n = s->positions ? s->positions[b * a->S + i] - s->positions[b * a->S + j] : i - j;
+                        const float *v = row + (size_t)j * s->width
+                                         + (size_t)((a->H + a->G + g) * a->D);
+                        const int n = positions ? positions[i] - positions[j] : i - j;
                         const int c = n < s->pos.clip ? n : s->pos.clip;
-                        o += p[j] / sum * ((double)row[(size_t)j * s->width + (size_t)((a->H + a->G + g) * a->D + d)]
-                                           + (s->pos.rel_v ? (double)s->pos.rel_v[c * a->D + d] : 0));
+                        const double r = s->pos.rel_v ? (double)s->pos.rel_v[c * a->D + d] : 0;
+                        o += p[j] / sum * ((double)v[d] + r);
                     }
                     out[(size_t)((b * a->T + t) * a->H + h) * (size_t)a->D + (size_t)d] = o;
                 }
@@ -200,10 +224,12 @@ static void naive_attention(double *out, const Setup *s)
 }
 
 static const Case CASES[] = {
-    { 1, 1, 0, 1, 1, 4, 0, 0, 0, 0, 0 },    { 2, 7, 0, 2, 1, 8, 1, 0, 0, 0, 0 },   { 1, 49, 0, 2, 2, 16, 0, 1, 0, 5, 0 },
-    { 1, 97, 0, 4, 2, 12, 1, 1, 1, 3, 0 },  { 2, 100, 0, 2, 2, 5, 0, 1, 1, 0, 0 }, { 1, 193, 0, 2, 1, 20, 1, 1, 1, 16, 0 },
-    { 1, 130, 0, 2, 2, 33, 1, 0, 1, 40, 0 }, { 2, 60, 0, 2, 1, 8, 1, 1, 1, 9, 1 }, { 1, 150, 0, 2, 2, 16, 1, 1, 1, 200, 1 },
-    { 1, 3, 95, 2, 1, 8, 1, 1, 1, 7, 0 },   { 1, 60, 70, 2, 2, 16, 1, 1, 1, 16, 0 },
+    { 1, 1, 0, 1, 1, 4, 0, 0, 0, 0, 0 },     { 2, 7, 0, 2, 1, 8, 1, 0, 0, 0, 0 },
+    { 1, 49, 0, 2, 2, 16, 0, 1, 0, 5, 0 },   { 1, 97, 0, 4, 2, 12, 1, 1, 1, 3, 0 },
+    { 2, 100, 0, 2, 2, 5, 0, 1, 1, 0, 0 },   { 1, 193, 0, 2, 1, 20, 1, 1, 1, 16, 0 },
+    { 1, 130, 0, 2, 2, 33, 1, 0, 1, 40, 0 }, { 2, 60, 0, 2, 1, 8, 1, 1, 1, 9, 1 },
+    { 1, 150, 0, 2, 2, 16, 1, 1, 1, 200, 1 }, { 1, 3, 95, 2, 1, 8, 1, 1, 1, 7, 0 },
+    { 1, 60, 70, 2, 2, 16, 1, 1, 1, 16, 0 },
 };
 
 static void test_attention_forward(void)
@@ -215,11 +241,13 @@ static void test_attention_forward(void)
         context = text;
         setup(&s, CASES[x]);
         const Attention *a = &s.a;
-        const size_t n = (size_t)(a->B * a->T * a->H * a->D), D = (size_t)a->D, dim = (size_t)a->H * D;
+        const size_t n = (size_t)(a->B * a->T * a->H * a->D);
+        const size_t D = (size_t)a->D, dim = (size_t)a->H * D;
+        const float *k = s.qkv + dim, *v = k + (size_t)a->G * D;
         double *want = xmalloc(n * sizeof *want), worst = 0;
         float *got = xmalloc(n * 4), *lse = xmalloc((size_t)(a->B * a->T * a->H) * 4);
         naive_attention(want, &s);
-        attention_forward(got, dim, lse, s.qkv + (size_t)a->start * s.width, s.qkv + dim, s.qkv + dim + (size_t)a->G * D, a);
+        attention_forward(got, dim, lse, s.qkv + (size_t)a->start * s.width, k, v, a);
         for (size_t i = 0; i < n; i++) worst = fmax(worst, fabs(want[i] - (double)got[i]));
         CHECK_CLOSE(worst, 0, 2e-5);
         if (!s.positions && a->B == 1) {    // one query at a time, as in generation
@@ -227,8 +255,8 @@ static void test_attention_forward(void)
             Attention one = *a;
             for (int t = 0; t < a->T; t++) {
                 one.T = 1, one.start = a->start + t, one.S = one.start + 1;
-                attention_step(got + (size_t)t * dim, scores, s.qkv + (size_t)one.start * s.width, s.qkv + dim,
-                               s.qkv + dim + (size_t)a->G * D, &one);
+                const float *q = s.qkv + (size_t)one.start * s.width;
+                attention_step(got + (size_t)t * dim, scores, q, k, v, &one);
             }
             for (size_t i = 0; i < n; i++) worst = fmax(worst, fabs(want[i] - (double)got[i]));
             CHECK_CLOSE(worst, 0, 2e-5);
@@ -250,7 +278,8 @@ static double attention_loss(const Setup *s, const float *w, size_t n)
     return sum;
 }
 
-static void compare(const Setup *s, const float *w, size_t n, float *x, size_t count, const float *gradient, const char *what)
+static void compare(const Setup *s, const float *w, size_t n, float *x, size_t count,
+                    const float *gradient, const char *what)
 {
     double largest = 0;
     for (size_t k = 0; k < 40 && k < count; k++) {
@@ -277,11 +306,14 @@ static void test_attention_backward(void)
         char text[32];
         snprintf(text, sizeof text, "case %zu", x);
         context = text;
-        if (c.start || (!c.clip && c.rel_k)) continue;    // only whole sequences are trained; clip 0 has a zero gradient, below
+        // only whole sequences are trained; clip 0 has a zero gradient, below
+        if (c.start || (!c.clip && c.rel_k)) continue;
         setup(&s, c);
         const Attention *a = &s.a;
-        const size_t D = (size_t)a->D, dim = (size_t)a->H * D, n = (size_t)(a->B * a->T) * dim, rel = (size_t)(c.clip + 1) * D;
-        float *out = xmalloc(n * 4), *lse = xmalloc((size_t)(a->B * a->T * a->H) * 4), *dout = xmalloc(n * 4), *dqkv = xmalloc(s.n * 4);
+        const size_t D = (size_t)a->D, dim = (size_t)a->H * D, n = (size_t)(a->B * a->T) * dim;
+        const size_t rel = (size_t)(c.clip + 1) * D;
+        float *out = xmalloc(n * 4), *lse = xmalloc((size_t)(a->B * a->T * a->H) * 4);
+        float *dout = xmalloc(n * 4), *dqkv = xmalloc(s.n * 4);
         PosTables d = s.pos;
         d.owned[0] = NULL;
         if (s.pos.bias) d.bias = pos_alloc(&d, (size_t)a->H * pos_bias_stride(&d));
@@ -292,11 +324,13 @@ static void test_attention_backward(void)
         attention_backward(dqkv, &d, dout, s.qkv, out, lse, a);
         compare(&s, dout, n, s.qkv, s.n, dqkv, "qkv");
         if (s.pos.bias) {
-            const size_t stride = pos_bias_stride(&d);
-            compare(&s, dout, n, s.pos.bias + (size_t)s.pos.len - (size_t)a->T, (size_t)a->T, d.bias + (size_t)d.len - (size_t)a->T, "bias");
-            for (int h = 0; h < a->H; h++) {    // softmax ignores a constant, so the gradients of a head add up to zero
+            const size_t stride = pos_bias_stride(&d), T = (size_t)a->T, from = (size_t)d.len - T;
+            compare(&s, dout, n, s.pos.bias + from, T, d.bias + from, "bias");
+            // softmax ignores a constant, so the gradients of a head add up to zero
+            for (int h = 0; h < a->H; h++) {
+                const float *row = d.bias + (size_t)h * stride;
                 double sum = 0, size = 0;
-                for (int k = 0; k < d.len; k++) sum += (double)d.bias[(size_t)h * stride + (size_t)k], size += fabs((double)d.bias[(size_t)h * stride + (size_t)k]);
+                for (int k = 0; k < d.len; k++) sum += (double)row[k], size += fabs((double)row[k]);
                 CHECK_CLOSE(sum, 0, 1e-5 * size);
             }
         }

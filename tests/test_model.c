@@ -1,9 +1,11 @@
-/* The whole model, for every encoding: gradients, the cache, threads, batches in pieces, the optimizer, sampling. */
+/* The whole model, for every encoding: gradients, the cache, threads, batches in pieces, the
+   optimizer, sampling. */
 #include "test.h"
 
 enum { B = 3, T = 53, V = 37 };
 
-static double loss_along(Model *m, const float *direction, const Tensor *t, float step, const int *x, const int *y)
+static double loss_along(Model *m, const float *direction, const Tensor *t, float step,
+                         const int *x, const int *y)
 {
     for (size_t i = 0; i < t->count; i++) m->params.data[t->offset + i] += step * direction[i];
     const double loss = model_loss(m, NULL, x, y, NULL, B, T);
@@ -11,7 +13,8 @@ static double loss_along(Model *m, const float *direction, const Tensor *t, floa
     return loss;
 }
 
-/* Every tensor along two directions: its own gradient, where the derivative is the norm, and a random one. */
+/* Every tensor along two directions: its own gradient, where the derivative is the norm, and a
+   random one. */
 static void test_gradients(void)
 {
     int *x = random_tokens(B * T, V, 1), *y = random_tokens(B * T, V, 2);
@@ -41,7 +44,9 @@ static void test_gradients(void)
                         size += (double)direction[i] * (double)direction[i];
                     }
                     const float step = (float)(0.01 / sqrt(size));
-                    const double d = (loss_along(&m, direction, t, step, x, y) - loss_along(&m, direction, t, -step, x, y)) / (2 * (double)step);
+                    const double above = loss_along(&m, direction, t, step, x, y);
+                    const double below = loss_along(&m, direction, t, -step, x, y);
+                    const double d = (above - below) / (2 * (double)step);
                     CHECK_CLOSE(slope, d, 0.01 * norm * sqrt(size) + 1e-4);
                 }
                 free(direction);
@@ -52,7 +57,8 @@ static void test_gradients(void)
     free(x), free(y);
 }
 
-/* What generation computes token by token, or in chunks, is what the forward of training computes, also past the trained length. */
+/* What generation computes token by token, or in chunks, is what the forward of training computes,
+   also past the trained length. */
 static void test_cache(void)
 {
     for (const PosEnc *e = posencs; e->name; e++)
@@ -71,8 +77,12 @@ static void test_cache(void)
                 cache_create(&kv, &m, len);
                 for (int t = 0; t < len; t += chunk) {
                     const int n = t + chunk < len ? chunk : len - t;
-                    const float *got = model_decode(&m, &kv, x + t, n), *w = want + (size_t)(t + n - 1) * V;
-                    for (int v = 0; v < V; v++) worst = fmax(worst, fabs((double)(got[v] - w[v]))), largest = fmax(largest, fabs((double)w[v]));
+                    const float *got = model_decode(&m, &kv, x + t, n);
+                    const float *w = want + (size_t)(t + n - 1) * V;
+                    for (int v = 0; v < V; v++) {
+                        worst = fmax(worst, fabs((double)(got[v] - w[v])));
+                        largest = fmax(largest, fabs((double)w[v]));
+                    }
                 }
                 CHECK(largest > 0.1);
                 CHECK_CLOSE(worst, 0, 1e-4);
@@ -82,7 +92,8 @@ static void test_cache(void)
     context = "";
 }
 
-/* Three training steps, all encodings: the same bits with 1, 2, 3 and 4 threads, and with evaluations in between. */
+/* Three training steps, all encodings: the same bits with 1, 2, 3 and 4 threads, and with
+   evaluations in between. */
 static void test_same_bits(void)
 {
     int *x = random_tokens(B * T, V, 1), *y = random_tokens(B * T, V, 2);
@@ -116,11 +127,13 @@ static void test_pieces(void)
     enum { N = 48 };    // 48 x 53 tokens: three pieces
     int *x = random_tokens(N * T, V, 1), *y = random_tokens(N * T, V, 2);
     Model whole, parts;
-    small_model(&whole, posenc_find("t5"), 0, T, T), small_model(&parts, posenc_find("t5"), 0, T, T);
+    small_model(&whole, posenc_find("t5"), 0, T, T);
+    small_model(&parts, posenc_find("t5"), 0, T, T);
     model_train_begin(&whole), model_train_begin(&parts);
     const double loss = model_backward(&whole, x, y, NULL, N, T, 1);
     double sum = 0;
-    for (int i = 0; i < N; i += 4) sum += model_backward(&parts, x + i * T, y + i * T, NULL, 4, T, 4.0f / N) * 4 / N;
+    for (int i = 0; i < N; i += 4)
+        sum += model_backward(&parts, x + i * T, y + i * T, NULL, 4, T, 4.0f / N) * 4 / N;
     CHECK_CLOSE(sum, loss, 1e-6);
     double worst = 0, largest = 0;
     for (size_t i = 0; i < whole.grads.count; i++) {
@@ -128,7 +141,8 @@ static void test_pieces(void)
         largest = fmax(largest, fabs((double)whole.grads.data[i]));
     }
     CHECK_CLOSE(worst, 0, 1e-5 * largest);
-    CHECK(model_scratch_floats(&whole.config, 4 * N, T) < model_scratch_floats(&whole.config, N, T) * 3 / 2);
+    const size_t floats = model_scratch_floats(&whole.config, N, T);
+    CHECK(model_scratch_floats(&whole.config, 4 * N, T) < floats * 3 / 2);
     model_free(&whole), model_free(&parts);
     free(x), free(y);
 }
@@ -154,7 +168,8 @@ static void test_lengths(void)
     free(x), free(y);
 }
 
-/* Every encoding learns one batch by heart; rows of a table that no position reaches stay what they were. */
+/* Every encoding learns one batch by heart; rows of a table that no position reaches stay what they
+   were. */
 static void test_overfit(void)
 {
     int *x = random_tokens(2 * 20, V, 1), *y = random_tokens(2 * 20, V, 2);
@@ -165,7 +180,8 @@ static void test_overfit(void)
         context = e->name;
         small_model(&m, e, 0, 24, 24);
         model_train_begin(&m);
-        float unused = m.params.pos ? m.params.pos[m.params.count - 1 - (size_t)(m.params.pos - m.params.data)] : 0;
+        const Params *p = &m.params;
+        const float unused = p->pos ? p->pos[p->count - 1 - (size_t)(p->pos - p->data)] : 0;
         for (int step = 1; step <= 250; step++) {
             loss = model_backward(&m, x, y, NULL, 2, 20, 1);
             if (step == 1) first = loss;
@@ -187,7 +203,8 @@ static void test_adamw(void)
     small_model(&m, posenc_find("learned"), 0, 8, 8);
     model_train_begin(&m);
     const AdamW o = { 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f };
-    const double before = (double)m.params.data[3], gain = (double)m.params.rms_final[0], row = (double)m.params.pos[5];
+    const double before = (double)m.params.data[3], gain = (double)m.params.rms_final[0];
+    const double row = (double)m.params.pos[5];
     m.grads.data[3] = 3, m.grads.rms_final[0] = -4;
     const double norm = model_update(&m, 1, &o, 0.01f);
     CHECK_CLOSE(norm, 5, 1e-6);
@@ -204,7 +221,8 @@ static void test_adamw(void)
     model_free(&m);
 }
 
-/* The weights of one seed are the same whatever encoding stands beside them: comparisons are paired. */
+/* The weights of one seed are the same whatever encoding stands beside them: comparisons are
+   paired. */
 static void test_init(void)
 {
     Model a, b;
@@ -213,7 +231,8 @@ static void test_init(void)
     const size_t n = (size_t)a.config.vocab_size * (size_t)a.config.dim;
     for (size_t i = 0; i < n; i++) squares += pow((double)a.params.data[i], 2);
     CHECK_CLOSE(sqrt(squares / (double)n), 0.02, 0.002);
-    CHECK(!memcmp(a.params.layers[1].w2, b.params.layers[1].w2, (size_t)a.config.dim * (size_t)a.config.hidden_dim * 4));
+    const size_t w2_bytes = (size_t)a.config.dim * (size_t)a.config.hidden_dim * 4;
+    CHECK(!memcmp(a.params.layers[1].w2, b.params.layers[1].w2, w2_bytes));
     CHECK(memcmp(a.params.layers[0].w1, a.params.layers[1].w1, 400));
     model_free(&a), model_free(&b);
 }
@@ -233,13 +252,15 @@ static void test_sampling(void)
         double total = 0, nucleus = 0, sum = 0;
         for (int i = 0; i < kept; i++) total += exp((double)x[order[i]]);
         int n = 0;
-        while (n < kept && !(p < 1 && nucleus >= (double)p * total)) nucleus += exp((double)x[order[n++]]);
+        while (n < kept && !(p < 1 && nucleus >= (double)p * total))
+            nucleus += exp((double)x[order[n++]]);
         for (int i = 0; i < N; i++) {
             const int token = sample(x, 8, 1, k, p, rng_uniform(1, RNG_TEST, (uint64_t)i));
             count[token]++;
         }
         for (int i = 0; i < 8; i++) {
-            const double q = i < n ? exp((double)x[order[i]]) / nucleus : 0, deviation = sqrt(N * q * (1 - q));
+            const double q = i < n ? exp((double)x[order[i]]) / nucleus : 0;
+            const double deviation = sqrt(N * q * (1 - q));
             CHECK_CLOSE(count[order[i]], N * q, 4 * deviation);    // exactly 0 for the excluded
             sum += q;
         }
