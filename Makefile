@@ -45,7 +45,8 @@ $(BUILD)/%: tests/%.c tests/test.h $(SOURCES)
 	$(COMPILE) -I. $< posenc.c -o $@ $(LINK)
 
 # Runs everything, also after a failure; closes with "N passed, N failed". < 1 minute.
-test: all $(TESTS:%=$(BUILD)/%)
+test:
+	@$(MAKE) --no-print-directory -j2 all $(TESTS:%=$(BUILD)/%)
 	@sh tests/run.sh $(TESTS:%=$(BUILD)/%) "sh tests/cli.sh ." "sh tests/readme.sh README.md"
 
 # The same tests with address and undefined-behaviour sanitizers, in a folder of their own.
@@ -58,6 +59,7 @@ test-only: $(TESTS:%=$(BUILD)/%)
 
 # A model of the sample text in under two minutes, and a story it writes.
 demo: all
+	@mkdir -p $(BUILD)
 	./train --pos rope --seed 1 --out $(BUILD)/demo.bin tests/data/stories.txt
 	./run $(BUILD)/demo.bin --seed 1 -p "One day, Mia"
 

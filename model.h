@@ -4,7 +4,8 @@
        #define MODEL_IMPLEMENTATION
        #include "model.h"
    the others include it without the define, and posenc.c is compiled beside them. To train:
-       Model m;  model_create(&m, &config);  model_init(&m, seed);
+       config_check(&config);
+       Model m;  model_create(&m, &config, config.seq_len);  model_init(&m, seed);
        model_train_begin(&m);
        for (step = 1; ...; step++) {
            loss = model_backward(&m, tokens, targets, NULL, B, T, 1);    // adds to m.grads
@@ -19,16 +20,18 @@
    encoding (posenc.c) fills the places of PosTables below and attention never asks which one did.
 
    Sections of the implementation, in this order:
-       errors, memory, threads, random numbers  -  vectors and matrix products  -  layers, each
-       forward with its backward  -  attention  -  the model  -  AdamW  -  sampling  -  tokenizer
-       -  files  -  command-line options
+       errors, memory, threads, time, random numbers  -  vectors and matrix products  -  layers,
+       each forward with its backward  -  attention  -  the model  -  AdamW  -  generation and
+       sampling  -  tokenizer  -  files  -  command-line options
 
    Conventions. B sequences of T tokens; S keys; V = vocab_size; D = head size; matrices are
    row-major, weights are (out, in). Everything is fp32 but sums over many tokens and angles, which
    are double. Outputs come first in argument lists, then inputs, then sizes. A backward ADDS to
    gradients of parameters; the caller zeroes them. Nothing depends on the number of threads: the
    same seed gives the same bits. Functions that can fail because of a file, an option or memory do
-   not return an error: they print one line and exit (1 a file or memory, 2 an option). */
+   not return an error: they print one line and exit (1 a file or memory, 2 an option). Shapes,
+   tokens in [0, V) and positions below pos.len are the caller's promise. Scratch memory is static:
+   one call at a time. */
 #ifndef MODEL_H
 #define MODEL_H
 
@@ -177,35 +180,39 @@ typedef struct {
 } Model;
 
 /* Checks a shape and fills what is automatic in it (hidden_dim 0, n_kv_heads 0, options of the
-   encoding). Returns NULL, or a static text that says what is wrong. */
+   encoding); c->pos must be set. Returns NULL, or a text that says what is wrong, valid until the
+   next call. */
 const char *config_check(Config *c);
 size_t config_params(const Config *c);    // number of parameters
 
 /* Allocates the parameters (zero) and builds the tables of the encoding for positions
-   0 .. max_len-1, max_len >= seq_len. The config must have passed config_check. */
+   0 .. max_len-1, max_len >= seq_len. The config must have passed config_check. The tokenizer is
+   left empty: whoever saves the model gives it one. */
 void model_create(Model *m, const Config *c, int max_len);
 /* N(0, 0.02); residual outputs (wo, w2) divided by sqrt(2 n_layers) (GPT-2, Radford et al.
    2019); gains 1. */
 void model_init(Model *m, uint64_t seed);
-/* Allocates gradients, moments (zero) and gradient tables. */
+/* Once, before model_backward: allocates gradients, gradient tables, and moments (zero) unless
+   model_load brought them. */
 void model_train_begin(Model *m);
-void model_free(Model *m);
+void model_free(Model *m);        // all that it holds, the tokenizer and the mapped file included
 
 /* Mean cross entropy in nats of targets (B, T) after tokens (B, T), every sequence by itself.
    positions (B, T) must not decrease along a sequence; NULL means 0 .. T-1.
-   losses (B, T): the loss of each target, or NULL. */
+   losses (B, T): receives the loss of each target, or NULL. */
 double model_loss(Model *m, float *losses, const int *tokens, const int *targets,
                   const int *positions, int B, int T);
-/* The same, and adds `weight` times the gradient of that mean to m->grads. The batch is worked off
-   in fixed pieces, so memory depends on T, not on B. */
+/* Returns the same, and adds `weight` times its gradient to m->grads. The batch is worked off in
+   fixed pieces, so memory depends on T, not on B. */
 double model_backward(Model *m, const int *tokens, const int *targets, const int *positions,
                       int B, int T, float weight);
 /* logits (B, T, V), for tests and inspection. */
 void model_logits(Model *m, float *logits, const int *tokens, const int *positions, int B, int T);
-/* Floats that model_backward needs beside the arenas, for B sequences of T. */
+/* Floats of activations that model_backward keeps for B sequences of T; the scratch of products and
+   attention, a few MiB, comes on top. */
 size_t model_scratch_floats(const Config *c, int B, int T);
 
-typedef struct { float beta1, beta2, eps, weight_decay, clip; } AdamW;    // clip 0: none
+typedef struct { float beta1, beta2, eps, weight_decay, clip; } AdamW;    // clip 0: no clipping
 /* One step of AdamW (Loshchilov & Hutter 2019) on m->grads, which is zeroed. step counts from 1.
    Matrices and embeddings decay; gains and encodings do not. Gradients whose norm exceeds clip are
    scaled to it. Returns the norm before clipping; if it is not finite, nothing is changed but
@@ -220,10 +227,11 @@ typedef struct {                  // keys (turned) and values of the tokens seen
     float *logits;                // (V) of the last token
 } Cache;
 
-void cache_create(Cache *kv, const Model *m, int len);    // len <= m->pos.len
+void cache_create(Cache *kv, const Model *m, int len);    // empty; len <= m->pos.len
 void cache_free(Cache *kv);
-/* Appends n tokens; returns the logits (V) that follow the last, valid until the next call. n > 1
-   goes through matrix products, n = 1 through matrix-vector products. */
+/* Appends n >= 1 tokens, used + n <= len; returns the logits (V) that follow the last, valid until
+   the next call. n > 1 goes through matrix products, n = 1 through matrix-vector products. The
+   parameters must not change while a cache is in use; used = 0 starts anew. */
 const float *model_decode(Model *m, Cache *kv, const int *tokens, int n);
 
 /* Draws a token. temperature 0: the largest logit, lowest index on ties. top_k 0 and top_p 1 are
@@ -232,59 +240,65 @@ int sample(const float *logits, int V, float temperature, int top_k, float top_p
 
 /* ---- Tokenizer ------------------------------------------------------------------------------- */
 
-void tokenizer_bytes(Tokenizer *t);
-void tokenizer_load(Tokenizer *t, const char *path);    // llama2.c's tokenizer.bin
+void tokenizer_bytes(Tokenizer *t);                     // every byte is a token
+void tokenizer_load(Tokenizer *t, const char *path);    // llama2.c's tokenizer.bin, checked
 void tokenizer_free(Tokenizer *t);
-/* Text of any bytes -> tokens (malloc'ed), *count of them. As llama2.c and SentencePiece: a blank
-   in front, merges by best score, leftmost first; what is no piece becomes bytes. n log n. */
+/* Text of any bytes -> tokens, *count of them, which the caller frees. As llama2.c and
+   SentencePiece: a blank in front of a text that is not empty, merges by best score, leftmost first
+   (BPE, Sennrich et al. 2016); what is no piece becomes bytes. O(n log n). */
 int *tokenizer_encode(const Tokenizer *t, const char *text, size_t length, size_t *count);
 /* How many of n tokens are the unknown one; only a vocabulary without single bytes has any. */
 size_t tokenizer_unknown(const Tokenizer *t, const int *tokens, size_t n);
-/* The text of one token, *length bytes, not terminated. `first` drops the blank that encode
-   put in front. */
+/* The text of one token, *length bytes, not terminated, valid as long as the tokenizer. `first`
+   drops the blank that encode put in front; tokens 1 and 2, begin and end of text, are empty. */
 const char *tokenizer_decode(const Tokenizer *t, int token, int first, int *length);
 
 /* ---- Files ----------------------------------------------------------------------------------- */
 
 typedef struct {                  // what a training run needs to go on; all that decides its bits
-    int64_t step, steps, batch, accum, warmup;
+    int64_t step, steps;          // done, and of the whole schedule
+    int64_t batch, accum, warmup; // sequences per pass, passes per step, steps up to lr
     uint64_t seed, data_sum;      // data_sum: checksum of the tokens of both parts
     double lr, min_lr, weight_decay, clip, val_frac;
-    double best_val; int64_t best_step;
+    double best_val;              // lowest validation loss so far, in nats per token,
+    int64_t best_step;            //   and where; 0: none yet
 } TrainState;
 
 /* Writes a model to a temporary file beside `path` and renames it: there is always the old one or
    the new one. With a state the moments go with it. */
 void model_save(const Model *m, const char *path, const TrainState *state);
-/* Loads a model.bin, or a checkpoint of llama2.c (legacy or version 1) when `tokenizer` names its
-   vocabulary (NULL: none, only the ids are known). Positions up to max_len (0: the trained length)
-   are prepared. Returns 1 when the file holds a training state, which fills *state, else 0. state
-   may be NULL. */
+/* Loads a model.bin, or a checkpoint of llama2.c (legacy or version 1). `tokenizer` names a
+   vocabulary ("bytes", a file, NULL for none): llama2.c's files need one, a model.bin carries its
+   own and accepts no other. Positions up to max_len are prepared, the trained length at least; a
+   bounded encoding refuses more. Returns 1 when the file holds a training state, else 0; with
+   `state` not NULL that fills *state and the moments. */
 int model_load(Model *m, const char *path, const char *tokenizer, int max_len, TrainState *state);
+/* 64 bits that any change of a single word changes; no defence against intent. */
 uint64_t checksum(const void *data, size_t bytes);
 
-/* The whole of a file, or of standard input for "-", NUL-terminated. */
+/* The whole of a file, or of standard input for "-", NUL-terminated; the caller frees it. */
 char *file_read(const char *path, size_t *size);
-/* The same for a text: a UTF-8 byte-order mark is dropped, \r\n and \r become \n; *converted is how
-   many. UTF-16 is refused. */
+/* The same for a text: a UTF-8 byte-order mark is dropped, \r\n and \r become \n, *converted
+   times. UTF-16 is refused. */
 char *text_read(const char *path, size_t *size, size_t *converted);
 /* Exits now rather than after the work if path cannot be written, or is something else than a
-   regular file. */
+   regular file (tries with a temporary file beside it). */
 void file_check_writable(const char *path);
 
 /* ---- Options, errors, threads, time, random numbers ------------------------------------------ */
 
-typedef struct {                  // exactly one of the pointers is set; it holds the default
+typedef struct {                  // exactly one of the pointers is set; it holds the default, which
+                                  //   --help shows unless it is NaN, below min, or a .u
     const char *name; char letter;
     const char *arg, *help;       // arg: what the value is called in --help, NULL for a switch
     int *i; double *f; uint64_t *u; const char **s; int *on;
     double min, max;              // limits of a number; max above 1 of an .s: so many may be given,
                                   //   s[0], s[1], ...
-    int given;                    // how often it was on the command line
+    int given;                    // not 0: it was on the command line; of an .s: how often
 } Option;
 
-/* Parses --name value, --name=value and -x value; moves other arguments to the front of argv and
-   returns their number. Exits 2 with a line that names the option when something is wrong; --help
+/* Parses --name value, --name=value and -x value (options end with a NULL name); moves the other
+   arguments, and all after "--", to argv[0] and on, and returns their number. Exits 2 with a line that names the option when something is wrong; --help
    calls `help` and exits 0. */
 int options_parse(Option *options, int argc, char **argv, void (*help)(void));
 /* A line for each of the first n, with its default, on stdout. */
@@ -293,24 +307,26 @@ void options_help(const Option *options, int n);
 /* First thing in main: sets the name that stands before every message. With GNU OpenMP on Linux it
    may start the program again, with a limit on how long threads spin (see there). */
 void program_begin(const char *name, char **argv);
+/* Prints "program: message" and exits with the code, after what is on its way to stdout. */
 _Noreturn void die(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void output_check(void);          // flushes standard output; exits 1 if it could not be written
 void *xmalloc(size_t bytes);      // zeroed, 64-byte aligned; without memory exits 1 with the size
 
 int threads_set(int n);           // 0: OMP_NUM_THREADS, else all processors. Returns the number.
 extern const char *const threads_kind;    // "OpenMP" or why there is one thread
-extern const int vector_width;    // floats
-double seconds(void);             // monotonic
+extern const int vector_width;    // floats in a register
+double seconds(void);             // monotonic, from some start
 double peak_mib(void);            // largest resident size of this process so far
 
-/* Randomness is a function of what it is for: nothing is stored, and no use disturbs another. */
+/* Randomness is a function of what it is for: nothing is stored, and no use disturbs another. A
+   purpose is one of these, plus an index below 256 or hashed with a name. */
 enum { RNG_INIT = 1 << 8, RNG_DATA = 2 << 8, RNG_SAMPLE = 3 << 8, RNG_TEST = 4 << 8 };
 uint64_t rng(uint64_t seed, uint64_t purpose, uint64_t counter);
 double rng_uniform(uint64_t seed, uint64_t purpose, uint64_t counter);    // [0, 1)
 float rng_normal(uint64_t seed, uint64_t purpose, uint64_t counter);      // N(0, 1)
 
 /* C (M, N; rows ldc apart) = A.B, or += when `accumulate`. A(i, k) = a[i*a_row + k*a_k] and
-   B(k, j) = b[k*b_k + j*b_col], so a transpose is a choice of strides. */
+   B(k, j) = b[k*b_k + j*b_col], so a transpose is a choice of strides. K >= 1; C overlaps neither. */
 void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
           const float *b, size_t b_k, size_t b_col,
           size_t M, size_t N, size_t K, int accumulate);
@@ -514,7 +530,7 @@ INLINE float vmaximum(vec v)
     return m;
 }
 
-/* e^x within 2 ulp for |x| < 87; 0 below, inf above, NaN stays NaN. x = n ln2 + r, |r| <= ln2/2,
+/* e^x within 2 ulp for -87 < x < 88; 0 below, inf above, NaN stays NaN. x = n ln2 + r, |r| <= ln2/2,
    and e^r by its Taylor series to r^7 (remainder < 6e-9 relative). Adding 1.5 * 2^23 leaves n in
    the low bits of a float. */
 INLINE vec vexp(vec x)
@@ -573,7 +589,8 @@ INLINE void tile(float *restrict c, size_t ldc, const float *restrict a, size_t 
 }
 
 /* C (m, n) = or += A.B on scratch that is padded to whole tiles: m rounded up to MR, n to VL. */
-INLINE void product(float *restrict c, size_t ldc, const float *restrict a, size_t a_row,
+/* Not inlined: it holds two micro-kernels, and attention calls it a dozen times. */
+static __attribute__((noinline)) void product(float *restrict c, size_t ldc, const float *restrict a, size_t a_row,
                     size_t a_k, const float *restrict b, size_t ldb,
                     size_t m, size_t n, size_t K, int accumulate)
 {
@@ -861,7 +878,6 @@ static void rotate(float *qkv, const PosTables *pos, const Config *c, const int 
     }
 }
 
-/* Largest element, and sum of e^(x - largest), of a row. */
 static float row_max(const float *x, size_t n)
 {
     float m = -INFINITY;
@@ -911,9 +927,11 @@ static float cross_entropy(float *x, size_t n, int target, float scale)
        dq_i = sum_j ds_ij k_j / sqrt(D),  dk_j = sum_i ds_ij q_i / sqrt(D).
    The places of an encoding: b_ij comes from `bias` (one vector per head) or from q_i.rel_k (one
    vector per query); both are added to a row of scores (add_bias) and, backwards, summed from a row
-   of ds (add_by_distance). One (batch, head) is one task of one thread. */
+   of ds (add_by_distance). A thread takes one (batch, head) at a time, or backwards one key head
+   with the query heads that share it. */
 
-enum { TQ = 48, TK = 96 };    // multiples of every MR and VL; TK <= BIAS_PAD
+enum { TQ = 48, TK = 96 };
+_Static_assert(TQ % MR == 0 && TK % MR == 0 && TK % NR == 0 && TK <= (int)BIAS_PAD, "whole tiles");
 
 typedef struct {              // what one attention works on
     int B, T, S, start;       // T queries follow `start` keys; S = start + T keys
@@ -1336,8 +1354,8 @@ const char *config_check(Config *c)
                  c->n_heads, c->n_kv_heads);
         return why;
     }
-    const double D = (double)c->dim, floats = (double)c->vocab_size * D * (1 + !!c->untied)
-        + (double)c->n_layers * D * (4 * D + 3 * (double)c->hidden_dim);
+    const double dim = (double)c->dim, floats = (double)c->vocab_size * dim * (1 + !!c->untied)
+        + (double)c->n_layers * dim * (4 * dim + 3 * (double)c->hidden_dim);
     if (floats > 1e12) return "a model of this shape has more than 10^12 parameters";
     why[0] = 0;
     if (c->pos->configure) c->pos->configure(c, why, sizeof why);
@@ -1628,7 +1646,7 @@ static void model_forward(Model *m, Cache *kv, const int *tokens, const int *pos
 
 /* Loss of every row into acts->losses; when scale is not 0 also dnorm, and the gradient of the
    output matrix. */
-static void head(Model *m, const int *targets, size_t rows, float scale)
+static void loss_head(Model *m, const int *targets, size_t rows, float scale)
 {
     const size_t dim = (size_t)m->config.dim, V = (size_t)m->config.vocab_size;
     Activations *a = m->acts;
@@ -1706,7 +1724,7 @@ static double run_batch(Model *m, float *losses, const int *tokens, const int *t
         const size_t at = (size_t)b * (size_t)T, rows = (size_t)n * (size_t)T;
         const int *piece_positions = positions ? positions + at : NULL;
         model_forward(m, NULL, tokens + at, piece_positions, n, T);
-        head(m, targets + at, rows, weight / (float)all);
+        loss_head(m, targets + at, rows, weight / (float)all);
         for (size_t r = 0; r < rows; r++) sum += a->losses[r];
         if (losses) memcpy(losses + at, a->losses, rows * sizeof *losses);
         if (weight != 0) layers_backward(m, tokens + at, piece_positions, n, T);
@@ -1807,11 +1825,11 @@ const float *model_decode(Model *m, Cache *kv, const int *tokens, int n)
     return kv->logits;
 }
 
-typedef struct { float logit; int id; } Candidate;
+typedef struct { float weight; int id; } Candidate;
 
 static int better(Candidate a, Candidate b)
 {
-    return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+    return a.weight > b.weight || (a.weight == b.weight && a.id < b.id);
 }
 
 static void sift_down(Candidate *heap, size_t n, size_t i)
@@ -1827,69 +1845,52 @@ static void sift_down(Candidate *heap, size_t n, size_t i)
 
 int sample(const float *logits, int V, float temperature, int top_k, float top_p, double u)
 {
+    static Candidate *all;
+    static int room;
     int best = 0;
     for (int i = 0; i < V; i++) {
         if (!isfinite(logits[i])) return -1;
         if (logits[i] > logits[best]) best = i;
     }
     if (temperature == 0 || top_k == 1) return best;
-
-    // p_i = e^((x_i - x_best) / temperature) / sum, in double: any temperature above 0 is defined
-    double sum = 0;
-    if (!(top_k > 0 && top_k < V) && top_p >= 1) {    // no filter, no order needed
-        for (int i = 0; i < V; i++)
-            sum += exp((double)(logits[i] - logits[best]) / (double)temperature);
-        double left = u * sum;
-        for (int i = 0; i < V; i++) {
-            left -= exp((double)(logits[i] - logits[best]) / (double)temperature);
-            if (left < 0) return i;
-        }
-        return best;
-    }
-    // A heap gives the best candidates one by one: the cost is V plus what is kept, no sort.
-    static Candidate *heap;
-    static int room;
     if (V > room) {
-        free(heap);
-        heap = xmalloc((size_t)V * sizeof *heap);
+        free(all);
+        all = xmalloc((size_t)V * sizeof *all);
         room = V;
     }
-    for (int i = 0; i < V; i++) heap[i] = (Candidate){ logits[i], i };
-    for (size_t i = (size_t)V / 2; i-- > 0;) sift_down(heap, (size_t)V, i);
-    // top-k first, then top-p (nucleus, Holtzman et al. 2020) of what is left, as usual: the
-    // smallest set of at least p
-    const int k = top_k > 0 && top_k < V ? top_k : V;
-    double total = 0;
-    if (k == V) {
-        for (int i = 0; i < V; i++)
-            total += exp((double)(logits[i] - logits[best]) / (double)temperature);
+    // Probabilities up to a factor, e^((x - x_best) / temperature): the largest is 1, none overflows.
+    double total = 0, sum = 0;
+    for (int i = 0; i < V; i += VL) {
+        const int n = V - i < VL ? V - i : VL;
+        vec x = {0};
+        for (int j = 0; j < n; j++) x[j] = logits[i + j] - logits[best];
+        x = vexp(x / temperature);
+        for (int j = 0; j < n; j++) total += (double)x[j], all[i + j] = (Candidate){ x[j], i + j };
+    }
+    // First top-k, then the nucleus of what is left: the smallest set of at least top_p of it
+    // (Holtzman et al. 2020). A heap gives the best one by one, so the cost is V plus what is kept.
+    const size_t n = (size_t)V, k = top_k > 0 && top_k < V ? (size_t)top_k : n;
+    size_t kept = 0, nucleus = 0;
+    Candidate *last = all + n - 1;    // the kept ones stand at the end of the array, best last
+    if (k < n || top_p < 1) {
+        const double enough = k < n ? INFINITY : (double)top_p * total;
+        for (size_t i = n / 2; i-- > 0;) sift_down(all, n, i);
+        while (kept < k && sum < enough) {
+            const Candidate top = all[0];
+            all[0] = all[n - ++kept];
+            sift_down(all, n - kept, 0);
+            *(last - (kept - 1)) = top;
+            sum += (double)top.weight;
+        }
+        if (k < n) total = sum;
     } else {
-        total = INFINITY;
+        kept = n;    // no filter, no order
     }
-    size_t n = (size_t)V, kept = 0;
-    while (n && kept < (size_t)k && !(top_p < 1 && sum >= (double)top_p * total)) {
-        const Candidate top = heap[0];
-        heap[0] = heap[--n];
-        sift_down(heap, n, 0);
-        heap[n] = top;    // the kept ones lie behind the heap, best last
-        sum += exp((double)(top.logit - logits[best]) / (double)temperature);
-        kept++;
-    }
-    if (k < V && top_p < 1) {    // only now the total of the k is known
-        total = sum;
-        sum = 0;
-        size_t nucleus = 0;
-        while (nucleus < kept && !(nucleus && sum >= (double)top_p * total))
-            sum += exp((double)(heap[(size_t)V - ++nucleus].logit - logits[best])
-                       / (double)temperature);
-        kept = nucleus;
-    }
+    for (sum = 0; nucleus < kept && (top_p >= 1 || sum < (double)top_p * total); nucleus++)
+        sum += (double)(last - nucleus)->weight;
     double left = u * sum;
-    for (size_t i = 1; i <= kept; i++) {
-        const Candidate x = heap[(size_t)V - i];
-        left -= exp((double)(x.logit - logits[best]) / (double)temperature);
-        if (left < 0) return x.id;
-    }
+    for (size_t i = 0; i < nucleus; i++)
+        if ((left -= (double)(last - i)->weight) < 0) return (last - i)->id;
     return best;
 }
 
@@ -2025,7 +2026,7 @@ static int sooner(const Merge *a, const Merge *b)
 
 static void merge_push(Merger *g, const Tokenizer *t, const char *text, long left)
 {
-    const Symbol *a = &g->symbols[left], *b = a->next < 0 || left < 0 ? NULL : &g->symbols[a->next];
+    const Symbol *a = &g->symbols[left], *b = a->next < 0 ? NULL : &g->symbols[a->next];
     if (!b || a->id < 0 || b->id < 0) return;
     const int id = piece_find(t, text + a->start, a->length + b->length);
     if (id < 0) return;
@@ -2177,7 +2178,7 @@ typedef struct {
     struct { char name[NAME]; double value; } option[POS_OPTIONS];
     uint64_t vocab_bytes, n_params, state_bytes, vocab_sum, params_sum, state_sum, zero, sum;
 } Header;
-_Static_assert(sizeof(Header) == HEADER, "the header has no holes");
+_Static_assert(sizeof(Header) == HEADER && sizeof(TrainState) == 14 * 8, "they have no holes");
 
 /* Eight lanes of h = (h ^ word) * odd, each step a bijection, so that no single changed word can
    go unnoticed. */
@@ -2339,7 +2340,7 @@ static char *file_map(const char *path, size_t *size)
     return map;
 }
 
-static void check_config(Config *c, const char *path)
+static void require_config(Config *c, const char *path)
 {
     const char *wrong = config_check(c);
     if (wrong) die(1, "%s: not a usable model: %s", path, wrong);
@@ -2381,7 +2382,7 @@ static void load_llama2c(Model *m, const char *path, const char *file, size_t si
                  .n_kv_heads = n[4], .vocab_size = abs(n[5]), .seq_len = n[6], .untied = untied,
                  .start_token = 1, .pos = posenc_find("rope") };
     for (int i = 0; i < POS_OPTIONS; i++) c.pos_opt[i] = c.pos->options[i].value;
-    check_config(&c, path);
+    require_config(&c, path);
     // The legacy version holds tables of angles, unused.
     const double angles = versioned ? 0 : (double)c.seq_len * (c.dim / c.n_heads / 2) * 2;
     check_size(path, (versioned ? 256 : 28) + 4 * ((double)config_params(&c) + angles), size);
@@ -2442,7 +2443,7 @@ static int load_posenc(Model *m, const char *path, char *file, size_t size, int 
             die(1, "%s: option \"%.*s\" = %g is not one that %s has here",
                 path, NAME, h.option[i].name, c.pos_opt[i], c.pos->name);
     }
-    check_config(&c, path);
+    require_config(&c, path);
     const size_t floats = config_params(&c) * sizeof(float);
     const size_t vocab_room = round_up((size_t)h.vocab_bytes, 64);
     if (h.vocab_bytes > size || c.start_token < -1 || c.start_token >= c.vocab_size

@@ -13,7 +13,7 @@
 
    To add one: write a block with its formula and source, the functions it needs of PosEnc (the
    others stay NULL), and a row in the table at the end. --pos, --help, its options, model files,
-   tests and pe-bench walk the table.
+   tests and scripts walk the table.
 
    Conventions: p is a position, counted from 0; n >= 0 is the distance from a query back to a key;
    D is the size of a head; H the number of heads. Angles and logarithms are computed in double and
@@ -21,7 +21,6 @@
 #include "model.h"
 
 #include <math.h>
-#include <string.h>
 #include <strings.h>
 
 static int head_size(const Config *c) { return c->dim / c->n_heads; }
@@ -122,8 +121,8 @@ static int t5_bucket(int n, const Config *c)
 {
     const int buckets = (int)c->pos_opt[T5_BUCKETS], exact = buckets / 2;
     if (n < exact) return n;
-    const double octaves = log((double)n / exact) / log(c->pos_opt[T5_MAX] / exact);
-    const double bucket = exact + floor(octaves * (buckets - exact));
+    const double share = log((double)n / exact) / log(c->pos_opt[T5_MAX] / exact);
+    const double bucket = exact + floor(share * (buckets - exact));
     return bucket < buckets - 1 ? (int)bucket : buckets - 1;
 }
 

@@ -11,7 +11,7 @@
 static const char *pos = "rope", *out = "model.bin", *resume_file, *init_file;
 static const char *tokenizer_file = "tokenizer.bin", *val_file, *log_file;
 static int dim = 128, layers = 4, heads = 4, kv_heads, hidden, ctx = 256, untied;
-static int batch = 4, accum = 1, steps = 2400, warmup = -1, threads;
+static int batch = 8, accum = 1, steps = 1200, warmup = -1, threads;
 static int eval_every, sample_every, save_every, stop_after, quiet;
 static double lr = 3e-3, min_lr = NAN, weight_decay = 0.1, clip = 1, val_frac = 0.1;
 static uint64_t seed;
@@ -465,13 +465,13 @@ static void on_signal(int number)    // a second one, a second later, is an orde
 
 static void train(Model *m, TrainState *state, Tokens data, Tokens val)
 {
-    const size_t window_tokens = (size_t)batch * (size_t)ctx;
-    int *x = xmalloc(window_tokens * sizeof *x), *y = xmalloc(window_tokens * sizeof *y);
+    const size_t pass_tokens = (size_t)batch * (size_t)ctx;
+    int *x = xmalloc(pass_tokens * sizeof *x), *y = xmalloc(pass_tokens * sizeof *y);
     const AdamW adamw = { 0.9f, 0.95f, 1e-8f, (float)weight_decay, (float)clip };
     const int64_t last = stop_after && stop_after < steps ? stop_after : steps, first = state->step;
     const int tty = isatty(STDERR_FILENO) && !quiet;
     const int every = eval_every ? eval_every : steps > 10 ? steps / 10 : 1;
-    const double per_step = (double)window_tokens * accum, began = seconds();
+    const double per_step = (double)pass_tokens * accum, began = seconds();
     double shown = 0, ms = 0, val_loss = NAN;
     FILE *log = log_file ? log_open(first) : NULL;
     if (first < last) model_train_begin(m);

@@ -143,7 +143,8 @@ static void bench_generate(const char *name)
     const Shape *s = shape_of(name);
     Model m;
     Cache kv;
-    double prompt[9], step[9], late[9], one[9], draw = 0;
+    enum { MOST = 9 };
+    double prompt[MOST], step[MOST], late[MOST], one[MOST], draw = 0;
     const int large = s->dim > 256 && s->layers > 6;
     const int generate = large ? 24 : 200, past = large ? 2000 : 0;
     create(&m, s, "rope", 2300);

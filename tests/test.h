@@ -43,6 +43,13 @@ __attribute__((unused)) static int report(void)
     return failed > 0;
 }
 
+/* The larger of `worst` and |a - b|; infinity when that is not a number, which fmax would pass over. */
+__attribute__((unused)) static double worse(double worst, double a, double b)
+{
+    const double error = fabs(a - b);
+    return error <= worst ? worst : isnan(error) ? INFINITY : error;
+}
+
 __attribute__((unused)) static float random_normal(uint64_t stream, size_t i)
 {
     return rng_normal(1, RNG_TEST + stream, i);

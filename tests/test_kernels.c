@@ -248,7 +248,7 @@ static void test_attention_forward(void)
         float *got = xmalloc(n * 4), *lse = xmalloc((size_t)(a->B * a->T * a->H) * 4);
         naive_attention(want, &s);
         attention_forward(got, dim, lse, s.qkv + (size_t)a->start * s.width, k, v, a);
-        for (size_t i = 0; i < n; i++) worst = fmax(worst, fabs(want[i] - (double)got[i]));
+        for (size_t i = 0; i < n; i++) worst = worse(worst, want[i], got[i]);
         CHECK_CLOSE(worst, 0, 2e-5);
         if (!s.positions && a->B == 1) {    // one query at a time, as in generation
             float *scores = xmalloc((size_t)(a->H * a->S) * 4);
@@ -258,7 +258,7 @@ static void test_attention_forward(void)
                 const float *q = s.qkv + (size_t)one.start * s.width;
                 attention_step(got + (size_t)t * dim, scores, q, k, v, &one);
             }
-            for (size_t i = 0; i < n; i++) worst = fmax(worst, fabs(want[i] - (double)got[i]));
+            for (size_t i = 0; i < n; i++) worst = worse(worst, want[i], got[i]);
             CHECK_CLOSE(worst, 0, 2e-5);
             free(scores);
         }

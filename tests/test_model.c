@@ -80,7 +80,7 @@ static void test_cache(void)
                     const float *got = model_decode(&m, &kv, x + t, n);
                     const float *w = want + (size_t)(t + n - 1) * V;
                     for (int v = 0; v < V; v++) {
-                        worst = fmax(worst, fabs((double)(got[v] - w[v])));
+                        worst = worse(worst, got[v], w[v]);
                         largest = fmax(largest, fabs((double)w[v]));
                     }
                 }
@@ -137,7 +137,7 @@ static void test_pieces(void)
     CHECK_CLOSE(sum, loss, 1e-6);
     double worst = 0, largest = 0;
     for (size_t i = 0; i < whole.grads.count; i++) {
-        worst = fmax(worst, fabs((double)(whole.grads.data[i] - parts.grads.data[i])));
+        worst = worse(worst, whole.grads.data[i], parts.grads.data[i]);
         largest = fmax(largest, fabs((double)whole.grads.data[i]));
     }
     CHECK_CLOSE(worst, 0, 1e-5 * largest);

@@ -46,7 +46,7 @@ static void test_sinusoidal(void)
         }
         if (d == 64) CHECK_CLOSE(dot(t.embed + 3 * d, t.embed + 13 * d, (size_t)d), 21.0516, 1e-3);
         // the default scale brings it to the embedding's 0.02
-        CHECK_CLOSE(0.02, (double)t.embed_scale * sqrt(0.5), 1e-6);
+        CHECK_CLOSE((double)t.embed_scale * sqrt(0.5), 0.02, 1e-6);
         free(t.owned[0]);
     }
 }
@@ -213,7 +213,7 @@ static void test_shift(void)
                 logits_of(&m, got, tokens, positions);
                 double worst = 0;
                 for (int i = 0; i < B * T * V; i++)
-                    worst = fmax(worst, fabs((double)(want[i] - got[i])));
+                    worst = worse(worst, want[i], got[i]);
                 if (!shift) CHECK(!memcmp(want, got, B * T * V * 4));
                 else if (m.pos.embed) CHECK(worst > 1e-2);
                 else CHECK_CLOSE(worst, 0, m.pos.cos ? 1e-4 : 0);
@@ -224,17 +224,32 @@ static void test_shift(void)
     free(tokens), free(positions), free(want), free(got);
 }
 
-/* s - m (i - j) and s + m j differ by a constant of the row, which softmax ignores: ALiBi may be
-   written either way. */
+/* -m (i - j) and +m j differ by a constant of the row, which softmax ignores: ALiBi may be written
+   either way. Here attention with the one against softmax with the other. */
 static void test_alibi_key_form(void)
 {
-    double a[12], b[12], sa = 0, sb = 0;
-    for (int j = 0; j < 12; j++) {
-        const double s = (double)random_normal(1, (size_t)j);
-        sa += a[j] = exp(s - 0.25 * (11 - j));
-        sb += b[j] = exp(s + 0.25 * j);
+    enum { S = 12, D = 16 };
+    Config c;
+    PosTables t;
+    float qkv[S * 3 * D], out[S * D], lse[S];
+    configure(&c, "alibi", D, 1, S);
+    tables_create(&t, &c, NULL, S);
+    fill(qkv, S * 3 * D, 1);
+    const Attention a = { .B = 1, .T = S, .S = S, .H = 1, .G = 1, .D = D, .q_stride = 3 * D,
+                          .kv_stride = 3 * D, .pos = &t };
+    attention_forward(out, D, lse, qkv, qkv + D, qkv + 2 * D, &a);
+    const double m = -(double)*pos_bias(&t, 0, 1);
+    double weight[S], sum = 0;
+    for (int j = 0; j < S; j++) {
+        weight[j] = exp((double)dot(qkv + (S - 1) * 3 * D, qkv + j * 3 * D + D, D) / sqrt(D) + m * j);
+        sum += weight[j];
     }
-    for (int j = 0; j < 12; j++) CHECK_CLOSE(a[j] / sa, b[j] / sb, 1e-12);
+    for (int d = 0; d < D; d++) {
+        double o = 0;
+        for (int j = 0; j < S; j++) o += weight[j] / sum * (double)qkv[j * 3 * D + 2 * D + d];
+        CHECK_CLOSE(out[(S - 1) * D + d], o, 1e-5);
+    }
+    free(t.owned[0]);
 }
 
 int main(int argc, char **argv)
