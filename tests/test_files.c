@@ -141,7 +141,7 @@ static void append(char **at, const void *data, size_t n) { memcpy(*at, data, n)
 static void test_tokenizer_without_bytes(void)
 {
     static const char *const pieces[] = {
-        "<unk>", "\n<s>\n", "\n</s>\n", " ", "a", "b", "ab", " a", "" };
+        "<unk>", "\n<s>\n", "\n</s>\n", " ", "a", "b", "ab", " a", "", "aa" };
     char file[256], *at = file;
     int32_t length = 8;
     append(&at, &length, 4);
@@ -154,10 +154,14 @@ static void test_tokenizer_without_bytes(void)
     Tokenizer t;
     size_t n;
     tokenizer_load(&t, path_of("t.bin"));
-    CHECK(t.size == 9);
+    CHECK(t.size == 10);
     int *ids = tokenizer_encode(&t, "ab\xe4\xbd\xa0 a", 7, &n);
     const int want[] = { 3, 6, 0, 7 };
     CHECK(n == 4 && !memcmp(ids, want, sizeof want));
+    free(ids);
+    ids = tokenizer_encode(&t, "baaa", 4, &n);    // of equal pairs the leftmost: aa a, not a aa
+    const int leftmost[] = { 3, 5, 9, 4 };
+    CHECK(n == 4 && !memcmp(ids, leftmost, sizeof leftmost));
     free(ids), tokenizer_free(&t);
 }
 

@@ -48,6 +48,25 @@ static void test_gemm(void)
     context = "";
 }
 
+/* A sum longer than a block, with few rows and with many: the same bits whatever the threads. */
+static void test_gemm_threads(void)
+{
+    enum { N = 70, K = 1000 };
+    for (size_t M = 5; M < 400; M += 300) {
+        float *a = xmalloc(M * K * 4), *b = xmalloc(N * K * 4), *c = xmalloc(M * N * 4);
+        uint64_t want = 0;
+        fill(a, M * K, 1), fill(b, N * K, 2);
+        for (int threads = 1; threads <= 5; threads++) {
+            threads_set(threads);
+            gemm(c, N, a, K, 1, b, 1, K, M, N, K, 0);
+            if (threads == 1) want = checksum(c, M * N * 4);
+            CHECK(checksum(c, M * N * 4) == want);
+        }
+        free(a), free(b), free(c);
+    }
+    threads_set(0);
+}
+
 static void test_matvec(void)
 {
     for (size_t n = 1; n < 70; n += 3)
@@ -349,6 +368,7 @@ int main(int argc, char **argv)
     (void)argc;
     program_begin("test_kernels", argv);
     RUN(test_gemm);
+    RUN(test_gemm_threads);
     RUN(test_matvec);
     RUN(test_vexp);
     RUN(test_layers);

@@ -149,6 +149,21 @@ static void test_rope(void)
     CHECK(config_check(&c) != NULL);    // a head of one dimension has no pair
 }
 
+static void test_rpe(void)
+{
+    Config c;
+    PosTables t = {0};
+    float block[2 * 17 * 8];
+    configure(&c, "rpe", 32, 4, 64);
+    CHECK(c.pos->layer_params(&c) == 17 * 8);
+    c.pos->layer(&t, block, &c);
+    CHECK(t.clip == 16 && t.rel_k == block && !t.rel_v);
+    c.pos_opt[1] = 1;
+    CHECK(c.pos->layer_params(&c) == 2 * 17 * 8);
+    c.pos->layer(&t, block, &c);
+    CHECK(t.rel_k == block && t.rel_v == block + 17 * 8);    // keys, then values
+}
+
 /* ---- properties of all ----------------------------------------------------------------------- */
 
 enum { B = 2, T = 70, V = 37 };
@@ -260,6 +275,7 @@ int main(int argc, char **argv)
     RUN(test_sinusoidal);
     RUN(test_alibi);
     RUN(test_t5);
+    RUN(test_rpe);
     RUN(test_rope);
     RUN(test_reduces_to_none);
     RUN(test_shift);
