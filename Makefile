@@ -9,18 +9,25 @@ WARN     = -Wall -Wextra -Wshadow
 
 # gnu11 lets the compiler fuse multiply and add, c11 does not; errno of sqrtf would forbid vectors.
 # No -ffast-math: NaN must be seen.
-FLAGS    = -std=gnu11 -fno-math-errno $(WARN) $(CFLAGS) $(if $(ARCH),-march=$(ARCH)) $(SANITIZE)
+FLAGS    = -std=gnu11 -fno-math-errno $(WARN) $(CFLAGS) $(TUNE) $(SANITIZE)
 
-# OpenMP is found by compiling and linking a program that needs it: with gcc and clang, then with
-# Apple's clang and Homebrew's libomp.
+# What the compiler can do is found by compiling and linking a program: $(call try,FLAGS,PROGRAM).
+try      = $(shell printf '$(2)\n' | $(CC) -x c - -o /dev/null $(1) >/dev/null 2>&1 && echo '$(1)')
+MAIN    := int main(void) { return 0; }
+USE_OMP := \043include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }
+
+TUNE    := $(if $(ARCH),-march=$(ARCH))
+ifeq ($(ARCH),native)
+TUNE    := $(or $(call try,-march=native,$(MAIN)),$(call try,-mcpu=native,$(MAIN)))
+endif
+
+# OpenMP with gcc and clang, then with Apple's clang and Homebrew's libomp.
 ifeq ($(OMP),1)
 BREW    := $(shell brew --prefix libomp 2>/dev/null)
-try      = $(shell printf '\043include <omp.h>\nint main(void) { return %s; }\n' \
-           'omp_get_max_threads() < 1' | \
-           $(CC) -x c - -o /dev/null $(1) >/dev/null 2>&1 && echo '$(1)')
-OPENMP  := $(call try,-fopenmp)
+OPENMP  := $(call try,-fopenmp,$(USE_OMP))
 ifeq ($(OPENMP),)
-OPENMP  := $(call try,-Xclang -fopenmp $(if $(BREW),-I$(BREW)/include -L$(BREW)/lib) -lomp)
+APPLE   := -Xclang -fopenmp $(if $(BREW),-I$(BREW)/include -L$(BREW)/lib) -lomp
+OPENMP  := $(call try,$(APPLE),$(USE_OMP))
 endif
 ifeq ($(OPENMP),)
 $(warning OpenMP was not found for $(CC): building single-threaded)

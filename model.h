@@ -179,6 +179,9 @@ typedef struct {
     void *map; size_t map_size;   // the file that params.data lies in, if it is mapped
 } Model;
 
+/* Gives the options of c->pos their default values. */
+void config_defaults(Config *c);
+int pos_option(const PosEnc *e, const char *name);    // index of an option, -1: no such one
 /* Checks a shape and fills what is automatic in it (hidden_dim 0, n_kv_heads 0, options of the
    encoding); c->pos must be set. Returns NULL, or a text that says what is wrong, valid until the
    next call. */
@@ -298,8 +301,8 @@ typedef struct {                  // exactly one of the pointers is set; it hold
 } Option;
 
 /* Parses --name value, --name=value and -x value (options end with a NULL name); moves the other
-   arguments, and all after "--", to argv[0] and on, and returns their number. Exits 2 with a line that names the option when something is wrong; --help
-   calls `help` and exits 0. */
+   arguments, and all after "--", to argv[0] and on, and returns their number. Exits 2 with a line
+   that names the option when something is wrong; --help calls `help` and exits 0. */
 int options_parse(Option *options, int argc, char **argv, void (*help)(void));
 /* A line for each of the first n, with its default, on stdout. */
 void options_help(const Option *options, int n);
@@ -326,7 +329,8 @@ double rng_uniform(uint64_t seed, uint64_t purpose, uint64_t counter);    // [0,
 float rng_normal(uint64_t seed, uint64_t purpose, uint64_t counter);      // N(0, 1)
 
 /* C (M, N; rows ldc apart) = A.B, or += when `accumulate`. A(i, k) = a[i*a_row + k*a_k] and
-   B(k, j) = b[k*b_k + j*b_col], so a transpose is a choice of strides. K >= 1; C overlaps neither. */
+   B(k, j) = b[k*b_k + j*b_col], so a transpose is a choice of strides. K >= 1, and C
+   overlaps neither A nor B. */
 void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
           const float *b, size_t b_k, size_t b_col,
           size_t M, size_t N, size_t K, int accumulate);
@@ -371,7 +375,7 @@ void program_begin(const char *name, char **argv)
     int fd = open("/dev/null", O_RDONLY);
     while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDONLY);
     if (fd >= 0) close(fd);
-#if defined(_OPENMP) && defined(__linux__)
+#if defined(_OPENMP) && defined(__linux__) && !defined(__clang__)
     if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT")
         && !setenv("GOMP_SPINCOUNT", "2000", 0))
         execv("/proc/self/exe", argv);
@@ -530,9 +534,9 @@ INLINE float vmaximum(vec v)
     return m;
 }
 
-/* e^x within 2 ulp for -87 < x < 88; 0 below, inf above, NaN stays NaN. x = n ln2 + r, |r| <= ln2/2,
-   and e^r by its Taylor series to r^7 (remainder < 6e-9 relative). Adding 1.5 * 2^23 leaves n in
-   the low bits of a float. */
+/* e^x within 2 ulp for -87 < x < 88; 0 below, inf above, NaN stays NaN. x = n ln2 + r with
+   |r| <= ln2/2, and e^r by its Taylor series to r^7 (remainder < 6e-9 relative). Adding 1.5 * 2^23
+   leaves n in the low bits of a float. */
 INLINE vec vexp(vec x)
 {
     const vec magic = splat(12582912.0f);
@@ -588,11 +592,12 @@ INLINE void tile(float *restrict c, size_t ldc, const float *restrict a, size_t 
         }
 }
 
-/* C (m, n) = or += A.B on scratch that is padded to whole tiles: m rounded up to MR, n to VL. */
-/* Not inlined: it holds two micro-kernels, and attention calls it a dozen times. */
-static __attribute__((noinline)) void product(float *restrict c, size_t ldc, const float *restrict a, size_t a_row,
-                    size_t a_k, const float *restrict b, size_t ldb,
-                    size_t m, size_t n, size_t K, int accumulate)
+/* Not inlined: it holds two micro-kernels, and attention calls it a dozen times.
+   C (m, n) = or += A.B on scratch that is padded to whole tiles: m rounded up to MR, n to VL. */
+static __attribute__((noinline)) void product(float *restrict c, size_t ldc,
+                                              const float *restrict a, size_t a_row, size_t a_k,
+                                              const float *restrict b, size_t ldb,
+                                              size_t m, size_t n, size_t K, int accumulate)
 {
     for (size_t i = 0; i < m; i += MR) {
         size_t j = 0;
@@ -824,6 +829,12 @@ static void swiglu_backward(float *dab, const float *dh, const float *ab, size_t
     }
 }
 
+/* The position of row r of sequences of T tokens. */
+INLINE size_t position_of(const int *positions, size_t r, int start, int T)
+{
+    return positions ? (size_t)positions[r] : (size_t)start + r % (size_t)T;
+}
+
 /* x_t = E[token_t] + c table[pos_t]: the place `embed` of an encoding */
 static void embedding_forward(float *x, const float *E, const PosTables *pos,
                               const int *tokens, const int *positions, int start, int T,
@@ -832,7 +843,7 @@ static void embedding_forward(float *x, const float *E, const PosTables *pos,
     #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
     for (long r = 0; r < (long)rows; r++) {
         float *xr = memcpy(x + (size_t)r * n, E + (size_t)tokens[r] * n, n * sizeof *x);
-        const size_t p = (size_t)(positions ? positions[r] : start + (int)(r % T));
+        const size_t p = position_of(positions, (size_t)r, start, T);
         if (pos->embed) axpy(xr, pos->embed_scale, pos->embed + p * n, n);
     }
 }
@@ -846,7 +857,7 @@ static void embedding_backward(float *dE, const PosTables *dpos, const float *dx
     for (long block = 0; block < (long)div_up(n, 16); block++) {
         const size_t i0 = (size_t)block * 16, width = min_size(16, n - i0);
         for (size_t r = 0; r < rows; r++) {
-            const size_t p = (size_t)(positions ? positions[r] : (int)(r % (size_t)T));
+            const size_t p = position_of(positions, r, 0, T);
             axpy(dE + (size_t)tokens[r] * n + i0, 1, dx + r * n + i0, width);
             if (dpos->embed)
                 axpy(dpos->embed + p * n + i0, dpos->embed_scale, dx + r * n + i0, width);
@@ -865,7 +876,7 @@ static void rotate(float *qkv, const PosTables *pos, const Config *c, const int 
     const size_t width = (size_t)(c->n_heads + 2 * c->n_kv_heads) * (size_t)D;
     #pragma omp parallel for schedule(static) if (rows * width > MIN_PARALLEL)
     for (long r = 0; r < (long)rows; r++) {
-        const size_t p = (size_t)(positions ? positions[r] : start + (int)(r % T));
+        const size_t p = position_of(positions, (size_t)r, start, T);
         const float *cosine = pos->cos + p * (size_t)half, *sine = pos->sin + p * (size_t)half;
         for (int h = 0; h < heads; h++) {
             float *x = qkv + (size_t)r * width + (size_t)h * (size_t)D;
@@ -891,8 +902,8 @@ static float row_max(const float *x, size_t n)
     return m;
 }
 
-/* Softmax and cross entropy of one row: returns log(sum e^x) - x[target]. With a gradient the row
-   is overwritten by scale * (softmax(x) - onehot(target)).  torch: F.cross_entropy(x, target) */
+/* Softmax and cross entropy of one row: returns log(sum e^x) - x[target]. The row is
+   overwritten, with scale * (softmax(x) - onehot(target)) if scale is not 0.  torch: F.cross_entropy(x, target) */
 static float cross_entropy(float *x, size_t n, int target, float scale)
 {
     const float m = row_max(x, n), at_target = x[target];
@@ -924,7 +935,8 @@ static float cross_entropy(float *x, size_t n, int target, float scale)
    Only o / l and the log-sum-exp, m + log l, are kept. The backward computes again
    p_ij = e^(s_ij - lse_i); with delta_i = do_i.o_i:
        dv_j = sum_i p_ij do_i,  ds_ij = p_ij (do_i.(v_j + rel_v[c]) - delta_i),  db_ij = ds_ij,
-       dq_i = sum_j ds_ij k_j / sqrt(D),  dk_j = sum_i ds_ij q_i / sqrt(D).
+       dq_i = sum_j ds_ij (k_j + rel_k[c]) / sqrt(D),  dk_j = sum_i ds_ij q_i / sqrt(D),
+       drel_k[c] = sum ds_ij q_i / sqrt(D),  drel_v[c] = sum p_ij do_i  over all i, j of that c.
    The places of an encoding: b_ij comes from `bias` (one vector per head) or from q_i.rel_k (one
    vector per query); both are added to a row of scores (add_bias) and, backwards, summed from a row
    of ds (add_by_distance). A thread takes one (batch, head) at a time, or backwards one key head
@@ -1086,7 +1098,7 @@ static void attention_forward(float *out, size_t out_stride, float *lse,
                 float m[TQ], l[TQ];
                 for (int r = 0; r < TQ; r++) m[r] = -INFINITY, l[r] = 0;
                 memset(o, 0, TQ * Dp * sizeof *o);
-                memset(weight, 0, TQ * Cp * sizeof *weight);
+                if (pos->rel_v) memset(weight, 0, TQ * Cp * sizeof *weight);
                 copy_transposed(qt, TQ, qh + (size_t)t0 * a->q_stride, a->q_stride,
                                 (size_t)nq, D, scale);
                 if (pos->rel_k) product(row, Cp, qt, 1, TQ, rt, Cp, (size_t)nq, Cp, D, 0);
@@ -1121,7 +1133,8 @@ static void attention_forward(float *out, size_t out_stride, float *lse,
                                 float *at = o + (size_t)r * Dp + d;
                                 store(at, load(at) * shrink);
                             }
-                            for (size_t x = 0; x < Cp; x++) weight[(size_t)r * Cp + x] *= shrink;
+                            for (size_t x = 0; pos->rel_v && x < Cp; x++)
+                                weight[(size_t)r * Cp + x] *= shrink;
                         }
                         l[r] += vsum(sums);
                         if (pos->rel_v)
@@ -1210,7 +1223,7 @@ static void attention_backward(float *dqkv, const PosTables *dpos,
                     copy_padded(dop, Dp, doh, H * D, rows, D, 1);
                     memset(dq, 0, TQ * Dp * sizeof *dq);
                     memset(drow, 0, TQ * Cp * sizeof *drow);
-                    memset(weight, 0, TQ * Cp * sizeof *weight);
+                    if (pos->rel_v) memset(weight, 0, TQ * Cp * sizeof *weight);
                     if (pos->rel_k) product(row, Cp, qt, 1, TQ, rkt, Cp, rows, Cp, D, 0);
                     if (pos->rel_v) product(vrow, Cp, dot_, 1, TQ, rvt, Cp, rows, Cp, D, 0);
                     float delta[TQ];
@@ -1329,6 +1342,18 @@ float *pos_alloc(PosTables *t, size_t floats)
     return *slot = xmalloc(floats * sizeof(float));
 }
 
+void config_defaults(Config *c)
+{
+    for (int i = 0; i < POS_OPTIONS; i++) c->pos_opt[i] = c->pos->options[i].value;
+}
+
+int pos_option(const PosEnc *e, const char *name)
+{
+    for (int i = 0; i < POS_OPTIONS && e->options[i].name; i++)
+        if (!strcmp(e->options[i].name, name)) return i;
+    return -1;
+}
+
 const char *config_check(Config *c)
 {
     static char why[200];
@@ -1357,6 +1382,14 @@ const char *config_check(Config *c)
     const double dim = (double)c->dim, floats = (double)c->vocab_size * dim * (1 + !!c->untied)
         + (double)c->n_layers * dim * (4 * dim + 3 * (double)c->hidden_dim);
     if (floats > 1e12) return "a model of this shape has more than 10^12 parameters";
+    for (int i = 0; i < POS_OPTIONS && c->pos->options[i].name; i++) {
+        const PosOption *o = &c->pos->options[i];
+        const double v = c->pos_opt[i];
+        if (v >= o->min && v <= o->max && (!o->whole || v == floor(v))) continue;
+        snprintf(why, sizeof why, "%s: %g is not a %snumber from %.10g to %.10g", o->name, v,
+                 o->whole ? "whole " : "", o->min, o->max);
+        return why;
+    }
     why[0] = 0;
     if (c->pos->configure) c->pos->configure(c, why, sizeof why);
     return why[0] ? why : NULL;
@@ -1491,34 +1524,42 @@ struct Activations {
 
 enum { HEAD_ROWS = 256 };         // rows whose logits exist at the same time
 
+static float *reserve(float *base, size_t *floats, size_t n)
+{
+    float *at = base ? base + *floats : NULL;
+    *floats += round_up(n, 16);
+    return at;
+}
+
+/* Called twice: with base NULL to count the floats, then to point into a block of that size. */
 static size_t activations_layout(Activations *a, const Config *c, float *base)
 {
     const size_t n = a->rows, dim = (size_t)c->dim, hidden = (size_t)c->hidden_dim;
     const size_t kv_dim = dim / (size_t)c->n_heads * (size_t)c->n_kv_heads;
     const size_t L = a->training ? (size_t)c->n_layers : 1;
-    float *at = base;
+    size_t floats = 0;
     a->x_layer = a->training ? n * dim : 0;
     a->qkv_layer = a->training ? n * (dim + 2 * kv_dim) : 0;
     a->lse_layer = a->training ? n * (size_t)c->n_heads : 0;
     a->ab_layer = a->training ? n * 2 * hidden : 0;
-    a->x = cut(&at, (L + 1) * n * dim);
-    a->qkv = cut(&at, L * n * (dim + 2 * kv_dim));
-    a->att = cut(&at, L * n * dim);
-    a->lse = cut(&at, L * n * (size_t)c->n_heads);
-    a->mid = cut(&at, L * n * dim);
-    a->ab = cut(&at, L * n * 2 * hidden);
-    a->norm = cut(&at, n * dim);
-    a->hidden = cut(&at, n * hidden);
-    a->logits = cut(&at, min_size(n, HEAD_ROWS) * (size_t)c->vocab_size);
-    a->losses = cut(&at, n);
+    a->x = reserve(base, &floats, (L + 1) * n * dim);
+    a->qkv = reserve(base, &floats, L * n * (dim + 2 * kv_dim));
+    a->att = reserve(base, &floats, L * n * dim);
+    a->lse = reserve(base, &floats, L * n * (size_t)c->n_heads);
+    a->mid = reserve(base, &floats, L * n * dim);
+    a->ab = reserve(base, &floats, L * n * 2 * hidden);
+    a->norm = reserve(base, &floats, n * dim);
+    a->hidden = reserve(base, &floats, n * hidden);
+    a->logits = reserve(base, &floats, min_size(n, HEAD_ROWS) * (size_t)c->vocab_size);
+    a->losses = reserve(base, &floats, n);
     if (a->training) {
-        a->dx = cut(&at, n * dim);
-        a->dnorm = cut(&at, n * dim);
-        a->dqkv = cut(&at, n * (dim + 2 * kv_dim));
-        a->dab = cut(&at, n * 2 * hidden);
-        a->dhidden = cut(&at, n * hidden);
+        a->dx = reserve(base, &floats, n * dim);
+        a->dnorm = reserve(base, &floats, n * dim);
+        a->dqkv = reserve(base, &floats, n * (dim + 2 * kv_dim));
+        a->dab = reserve(base, &floats, n * 2 * hidden);
+        a->dhidden = reserve(base, &floats, n * hidden);
     }
-    return (size_t)((uintptr_t)at - (uintptr_t)base) / sizeof(float);
+    return floats;
 }
 
 static void activations_free(Activations *a)
@@ -1827,20 +1868,10 @@ const float *model_decode(Model *m, Cache *kv, const int *tokens, int n)
 
 typedef struct { float weight; int id; } Candidate;
 
-static int better(Candidate a, Candidate b)
+static int by_weight(const void *x, const void *y)    // the heaviest first, of equals the lower id
 {
-    return a.weight > b.weight || (a.weight == b.weight && a.id < b.id);
-}
-
-static void sift_down(Candidate *heap, size_t n, size_t i)
-{
-    for (size_t child; (child = 2 * i + 1) < n; i = child) {
-        if (child + 1 < n && better(heap[child + 1], heap[child])) child++;
-        if (better(heap[i], heap[child])) return;
-        const Candidate swap = heap[i];
-        heap[i] = heap[child];
-        heap[child] = swap;
-    }
+    const Candidate *a = x, *b = y;
+    return a->weight != b->weight ? (a->weight < b->weight ? 1 : -1) : a->id - b->id;
 }
 
 int sample(const float *logits, int V, float temperature, int top_k, float top_p, double u)
@@ -1852,14 +1883,14 @@ int sample(const float *logits, int V, float temperature, int top_k, float top_p
         if (!isfinite(logits[i])) return -1;
         if (logits[i] > logits[best]) best = i;
     }
-    if (temperature == 0 || top_k == 1) return best;
+    if (temperature == 0 || top_k == 1 || top_p == 0) return best;
     if (V > room) {
         free(all);
         all = xmalloc((size_t)V * sizeof *all);
         room = V;
     }
-    // Probabilities up to a factor, e^((x - x_best) / temperature): the largest is 1, none overflows.
-    double total = 0, sum = 0;
+    // Probabilities up to a factor, e^((x - x_best) / temperature): the largest is 1.
+    double total = 0;
     for (int i = 0; i < V; i += VL) {
         const int n = V - i < VL ? V - i : VL;
         vec x = {0};
@@ -1867,30 +1898,29 @@ int sample(const float *logits, int V, float temperature, int top_k, float top_p
         x = vexp(x / temperature);
         for (int j = 0; j < n; j++) total += (double)x[j], all[i + j] = (Candidate){ x[j], i + j };
     }
-    // First top-k, then the nucleus of what is left: the smallest set of at least top_p of it
-    // (Holtzman et al. 2020). A heap gives the best one by one, so the cost is V plus what is kept.
-    const size_t n = (size_t)V, k = top_k > 0 && top_k < V ? (size_t)top_k : n;
-    size_t kept = 0, nucleus = 0;
-    Candidate *last = all + n - 1;    // the kept ones stand at the end of the array, best last
-    if (k < n || top_p < 1) {
-        const double enough = k < n ? INFINITY : (double)top_p * total;
-        for (size_t i = n / 2; i-- > 0;) sift_down(all, n, i);
-        while (kept < k && sum < enough) {
-            const Candidate top = all[0];
-            all[0] = all[n - ++kept];
-            sift_down(all, n - kept, 0);
-            *(last - (kept - 1)) = top;
-            sum += (double)top.weight;
-        }
-        if (k < n) total = sum;
-    } else {
-        kept = n;    // no filter, no order
+    size_t n = (size_t)V;
+    const int k_filter = top_k > 0 && top_k < V, p_filter = top_p < 1;
+    if (k_filter || p_filter) {
+        // What is lighter than an even share of the tail, (1 - top_p) total / V, cannot be in the
+        // nucleus; few are left to sort.
+        const double least = k_filter ? 0 : (1 - (double)top_p) * total / V;
+        size_t heavy = 0;
+        for (size_t i = 0; i < n; i++) if ((double)all[i].weight >= least) all[heavy++] = all[i];
+        qsort(all, n = heavy, sizeof *all, by_weight);
     }
-    for (sum = 0; nucleus < kept && (top_p >= 1 || sum < (double)top_p * total); nucleus++)
-        sum += (double)(last - nucleus)->weight;
-    double left = u * sum;
-    for (size_t i = 0; i < nucleus; i++)
-        if ((left -= (double)(last - i)->weight) < 0) return (last - i)->id;
+    if (k_filter) {
+        n = (size_t)top_k;
+        total = 0;
+        for (size_t i = 0; i < n; i++) total += (double)all[i].weight;
+    }
+    if (p_filter) {    // the nucleus: the smallest set of at least top_p (Holtzman et al. 2020)
+        const double enough = (double)top_p * total;
+        size_t kept = 0;
+        for (total = 0; kept < n && total < enough; kept++) total += (double)all[kept].weight;
+        n = kept;
+    }
+    double left = u * total;
+    for (size_t i = 0; i < n; i++) if ((left -= (double)all[i].weight) < 0) return all[i].id;
     return best;
 }
 
@@ -2222,7 +2252,7 @@ char *file_read(const char *path, size_t *size)
     char *data = grow(NULL, &room, guess, 1);
     *size = 0;
     for (;;) {
-        const ssize_t n = read(fd, data + *size, room - *size - 1);
+        const ssize_t n = read(fd, data + *size, min_size(room - *size - 1, 1 << 30));
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) die(1, "%s: %s", path, strerror(errno));
         if (!n) break;
@@ -2278,6 +2308,11 @@ void file_check_writable(const char *path)
     free(temporary);
 }
 
+static uint64_t state_checksum(const TrainState *s, const float *m, const float *v, size_t bytes)
+{
+    return checksum(s, sizeof *s) ^ mix(checksum(m, bytes)) ^ mix(mix(checksum(v, bytes)));
+}
+
 void model_save(const Model *m, const char *path, const TrainState *state)
 {
     const Config *c = &m->config;
@@ -2300,8 +2335,7 @@ void model_save(const Model *m, const char *path, const TrainState *state)
     h.params_sum = checksum(m->params.data, floats);
     if (state) {
         h.state_bytes = sizeof *state + 2 * floats;
-        h.state_sum = checksum(state, sizeof *state) ^ mix(checksum(m->m, floats))
-                      ^ mix(mix(checksum(m->v, floats)));
+        h.state_sum = state_checksum(state, m->m, m->v, floats);
     }
     h.sum = checksum(&h, offsetof(Header, sum));
 
@@ -2381,7 +2415,7 @@ static void load_llama2c(Model *m, const char *path, const char *file, size_t si
     Config c = { .dim = n[0], .hidden_dim = n[1], .n_layers = n[2], .n_heads = n[3],
                  .n_kv_heads = n[4], .vocab_size = abs(n[5]), .seq_len = n[6], .untied = untied,
                  .start_token = 1, .pos = posenc_find("rope") };
-    for (int i = 0; i < POS_OPTIONS; i++) c.pos_opt[i] = c.pos->options[i].value;
+    config_defaults(&c);
     require_config(&c, path);
     // The legacy version holds tables of angles, unused.
     const double angles = versioned ? 0 : (double)c.seq_len * (c.dim / c.n_heads / 2) * 2;
@@ -2435,13 +2469,12 @@ static int load_posenc(Model *m, const char *path, char *file, size_t size, int 
                  .seq_len = h.shape[6], .untied = h.shape[7], .start_token = h.shape[8],
                  .pos = posenc_find(h.pos) };
     if (!c.pos) die(1, "%s: the encoding \"%s\" is not known to this program", path, h.pos);
-    for (int i = 0; i < POS_OPTIONS; i++) {
-        const PosOption *o = &c.pos->options[i];
-        c.pos_opt[i] = h.option[i].value;
-        if (strncmp(h.option[i].name, o->name ? o->name : "", NAME)
-            || (o->name && !(c.pos_opt[i] >= o->min && c.pos_opt[i] <= o->max)))
-            die(1, "%s: option \"%.*s\" = %g is not one that %s has here",
-                path, NAME, h.option[i].name, c.pos_opt[i], c.pos->name);
+    config_defaults(&c);
+    for (int i = 0; i < POS_OPTIONS && h.option[i].name[0]; i++) {
+        h.option[i].name[NAME - 1] = 0;
+        const int k = pos_option(c.pos, h.option[i].name);
+        if (k < 0) die(1, "%s: %s has no option \"%s\"", path, c.pos->name, h.option[i].name);
+        c.pos_opt[k] = h.option[i].value;
     }
     require_config(&c, path);
     const size_t floats = config_params(&c) * sizeof(float);
@@ -2462,8 +2495,7 @@ static int load_posenc(Model *m, const char *path, char *file, size_t size, int 
         saved += sizeof *state;
         m->m = memcpy(xmalloc(floats), saved, floats);
         m->v = memcpy(xmalloc(floats), saved + floats, floats);
-        if (h.state_sum != (checksum(state, sizeof *state) ^ mix(checksum(m->m, floats))
-                            ^ mix(mix(checksum(m->v, floats)))))
+        if (h.state_sum != state_checksum(state, m->m, m->v, floats))
             die(1, "%s: the training state is damaged: its checksum does not match", path);
     }
     if (h.vocab_bytes) {

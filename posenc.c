@@ -126,6 +126,11 @@ static int t5_bucket(int n, const Config *c)
     return bucket < buckets - 1 ? (int)bucket : buckets - 1;
 }
 
+static size_t t5_at(int bucket, int h, const Config *c)
+{
+    return (size_t)bucket * (size_t)c->n_heads + (size_t)h;
+}
+
 static size_t t5_params(const Config *c)
 {
     return (size_t)c->pos_opt[T5_BUCKETS] * (size_t)c->n_heads;
@@ -141,7 +146,7 @@ static void t5_forward(PosTables *t, const float *shared, const Config *c)
 {
     for (int n = 0; n < t->len; n++)
         for (int h = 0, b = t5_bucket(n, c); h < c->n_heads; h++)
-            *pos_bias(t, h, n) = sqrtf((float)c->dim) * shared[b * c->n_heads + h];
+            *pos_bias(t, h, n) = sqrtf((float)c->dim) * shared[t5_at(b, h, c)];
 }
 
 static void t5_backward(float *dshared, const PosTables *dt, const float *shared, const Config *c)
@@ -149,7 +154,7 @@ static void t5_backward(float *dshared, const PosTables *dt, const float *shared
     (void)shared;    // linear: its values do not matter
     for (int n = 0; n < dt->len; n++)
         for (int h = 0, b = t5_bucket(n, c); h < c->n_heads; h++)
-            dshared[b * c->n_heads + h] += sqrtf((float)c->dim) * *pos_bias(dt, h, n);
+            dshared[t5_at(b, h, c)] += sqrtf((float)c->dim) * *pos_bias(dt, h, n);
 }
 
 /* ---- alibi --------------------------------------------------------------------------------------
@@ -234,7 +239,7 @@ const PosEnc posencs[] = {
       .layer_params = rpe_params, .init_std = 0.02f, .layer = rpe_layer },
     { .name = "t5", .help = "a trained bias by head and bucket of distances (Raffel et al. 2020)",
       .options = { { "t5-buckets", "number of buckets", 32, 2, 1 << 16, 1 },
-                   { "t5-max", "distance where the last bucket begins; 0: half the context",
+                   { "t5-max", "distances from here on share a bucket; 0: half the context",
                      0, 0, 1 << 24, 1 } },
       .configure = t5_configure, .shared_params = t5_params,
       .build = bias_build, .forward = t5_forward, .backward = t5_backward },

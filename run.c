@@ -186,7 +186,7 @@ static void generate(Model *m, int *ids, size_t n, int implied, int ctx)
         fprintf(stderr, "run: with a context of %d, a prompt of %zu tokens leaves %d to generate\n",
                 ctx, n, room);
     const int want = tokens < room ? tokens : room;
-    cache_create(&kv, m, (int)n + want);
+    cache_create(&kv, m, (int)n + (want ? want - 1 : 0));    // the last is not fed back
     for (size_t i = (size_t)implied; i < n; i++) {
         const char *s = tokenizer_decode(t, ids[i], i == (size_t)implied, &length);
         fwrite(s, 1, (size_t)length, stdout);

@@ -125,17 +125,11 @@ static Config requested(const Config *file)
         if (!file || options[i].given)
             *field[i - SHAPE] = options[i].i ? *options[i].i : *options[i].on;
     if (!file || options[POS].given) c.pos = find_pos(pos);
-    if (!file || c.pos != file->pos)
-        for (int i = 0; i < POS_OPTIONS; i++) c.pos_opt[i] = c.pos->options[i].value;
+    if (!file || c.pos != file->pos) config_defaults(&c);
     for (const Option *o = options + OWN_OPTIONS; o->name; o++) {
         if (!o->given) continue;
-        int i = 0;
-        while (i < POS_OPTIONS && c.pos->options[i].name && strcmp(c.pos->options[i].name, o->name))
-            i++;
-        if (i == POS_OPTIONS || !c.pos->options[i].name)
-            die(2, "--%s is not an option of --pos %s", o->name, c.pos->name);
-        if (c.pos->options[i].whole && *o->f != floor(*o->f))
-            die(2, "--%s: %g is not a whole number", o->name, *o->f);
+        const int i = pos_option(c.pos, o->name);
+        if (i < 0) die(2, "--%s is not an option of --pos %s", o->name, c.pos->name);
         c.pos_opt[i] = *o->f;
     }
     if (!c.vocab_size) c.vocab_size = 1;    // not known yet
@@ -255,7 +249,8 @@ static void print_sample(Model *m, int64_t step)
     free(newline);
     while (kv.used < ctx) {
         const int token = sample(logits, m->config.vocab_size, 0.8f, 0, 0.95f,
-                                 rng_uniform(seed, RNG_SAMPLE + (uint64_t)step, (uint64_t)kv.used));
+                                 rng_uniform(seed, RNG_SAMPLE,
+                                             (uint64_t)step << 32 | (uint64_t)kv.used));
         if (token < 0) break;
         const char *s = tokenizer_decode(&m->tokenizer, token, 0, &length);
         fwrite(s, 1, (size_t)length, stderr);
@@ -358,6 +353,8 @@ static void resume(Model *m, TrainState *s)
         const double file = value[i - RUN], given = o->i ? *o->i : *o->f;
         if (o->given && given != file)
             die(2, "--%s %g differs from the %g of %s%s", o->name, given, file, resume_file, hint);
+        if (!(file >= o->min && file <= o->max))
+            die(1, "%s: its %s, %g, is out of range", resume_file, o->name, file);
         if (o->i) *o->i = (int)file;
         else *o->f = file;
     }
@@ -455,7 +452,7 @@ static double root_mean_square(const float *x, size_t n)
 
 static volatile sig_atomic_t interrupted;
 static volatile time_t interrupted_at;
-static void on_signal(int number)    // a second one, a second later, is an order
+static void on_signal(int number)    // a second one, seconds later, is an order
 {
     const time_t now = time(NULL);
     if (interrupted && now > interrupted_at + 1) _exit(128 + number);
@@ -474,7 +471,7 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
     const double per_step = (double)pass_tokens * accum, began = seconds();
     double shown = 0, ms = 0, val_loss = NAN;
     FILE *log = log_file ? log_open(first) : NULL;
-    if (first < last) model_train_begin(m);
+    model_train_begin(m);
 
     for (int64_t step = first + 1; step <= last && !interrupted; step++) {
         const double t0 = seconds(), rate = learning_rate(step);
@@ -498,8 +495,8 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
         const int at_eval = step % every == 0 || step == steps;
         if (at_eval && !interrupted) {
             val_loss = evaluate(m, val);
-            if (val_loss < state->best_val || !state->best_step)
-                state->best_val = val_loss, state->best_step = step;
+            const int better = val_loss < state->best_val || !state->best_step;
+            if (better && !isnan(val_loss)) state->best_val = val_loss, state->best_step = step;
         }
         if (log) {
             fprintf(log, "%lld\t%.0f\t%.6f\t", (long long)step, (double)step * per_step, loss);
@@ -508,26 +505,26 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
             if (fflush(log)) die(1, "%s: %s", log_file, strerror(errno));
         }
         if (!quiet && (at_eval || (tty && seconds() - shown > 1.0 / 6))) {
+            // On a terminal the line is rewritten, so it must not wrap (ESC[?7l).
             const double left = (seconds() - began) / (double)(step - first)
                                 * (double)(last - step);
             fprintf(stderr, "%sstep %5lld/%d | loss %.4f | val %s | norm %.2f | lr %.2e | %.1f ms"
                     " | %s tok/s | eta %s%s",
-                    tty ? "\r" : "", (long long)step, steps, loss,
+                    tty ? "\r\033[?7l" : "", (long long)step, steps, loss,
                     isnan(val_loss) ? "n/a" : number(val_loss), norm, rate, ms,
                     human(per_step / ms * 1e3), minutes(left),
-                    !tty ? "\n" : at_eval ? "\033[K\n" : "\033[K");
+                    !tty ? "\n" : at_eval ? "\033[K\033[?7h\n" : "\033[K\033[?7h");
             shown = seconds();
         }
         if (sample_every && step % sample_every == 0) print_sample(m, step);
         if (save_every && step % save_every == 0 && step < last) model_save(m, out, state);
     }
     if (tty && state->step < last) fputc('\n', stderr);
-    if (!m->m) model_train_begin(m);    // nothing was trained: the state is one of zero moments
     model_save(m, out, state);
     if (log && fclose(log)) die(1, "%s: %s", log_file, strerror(errno));
     const double elapsed = seconds() - began;
     char best[64] = "no validation";
-    if (state->best_step && !isnan(state->best_val))
+    if (state->best_step)
         snprintf(best, sizeof best, "best val %.4f at step %lld", state->best_val,
                  (long long)state->best_step);
     note("train: %s after step %lld in %s, %s tok/s, %s, peak memory %.0f MiB, saved %s",
@@ -600,7 +597,7 @@ int main(int argc, char **argv)
          (double)(bytes + val_bytes) / (double)(data.n + val.n),
          threads, threads > 1 ? "s" : "", threads_kind, vector_width);
     if (m.pos.embed && !resume_file)
-        note("train: the embedding has a standard deviation of %.4f, "
+        note("train: the embedding has a standard deviation (around 0) of %.4f, "
              "the encoding that is added to it %.4f",
              root_mean_square(m.params.token_embedding, (size_t)c->vocab_size * (size_t)c->dim),
              (double)m.pos.embed_scale
@@ -609,10 +606,13 @@ int main(int argc, char **argv)
         note("train: a guess among all tokens has a loss of ln %d = %.4f", c->vocab_size,
              log(c->vocab_size));
 
-    const struct sigaction action = { .sa_handler = on_signal };
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGHUP, &action, NULL);
+    const struct sigaction action = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
+    const int stops[] = { SIGINT, SIGTERM, SIGHUP };
+    for (int i = 0; i < 3; i++) {    // what was ignored at the start (nohup) stays so
+        struct sigaction before;
+        if (!sigaction(stops[i], NULL, &before) && before.sa_handler != SIG_IGN)
+            sigaction(stops[i], &action, NULL);
+    }
     if (resume_file && state.step >= (stop_after ? stop_after : steps))
         note("train: %s is at step %lld of %d: nothing to do", resume_file, (long long)state.step,
              steps);

@@ -143,7 +143,7 @@ fails 2 '--resume and --init'                 train --resume a --init b abc.txt
 fails 2 '--val and --val-frac'                train --val abc.txt --val-frac 0.2 abc.txt
 fails 2 '--t5-max is not .* --pos rope'       train --pos rope --t5-max 9 abc.txt
 fails 2 '--rope-base is not .* --pos none'    train --pos NONE --rope-base 9 abc.txt
-fails 2 '--rope-dims: 1\.5 is not'            train --rope-dims 1.5 abc.txt
+fails 2 'rope-dims: 1\.5 is not'            train --rope-dims 1.5 abc.txt
 fails 2 '--rpe-clip: -1 is not between'       train --pos rpe --rpe-clip -1 abc.txt
 fails 2 't5-max 4 .*t5-buckets 32'            train --pos t5 --t5-max 4 abc.txt
 fails 2 'dim 16 .*heads 3'                    train --heads 3 abc.txt

@@ -43,7 +43,7 @@ __attribute__((unused)) static int report(void)
     return failed > 0;
 }
 
-/* The larger of `worst` and |a - b|; infinity when that is not a number, which fmax would pass over. */
+/* The larger of `worst` and |a - b|; infinity if that is not a number, which fmax passes over. */
 __attribute__((unused)) static double worse(double worst, double a, double b)
 {
     const double error = fabs(a - b);

@@ -93,23 +93,31 @@ static void test_cache(void)
 }
 
 /* Three training steps, all encodings: the same bits with 1, 2, 3 and 4 threads, and with
-   evaluations in between. */
+   evaluations in between. The shape is large enough for every parallel region to be one. */
 static void test_same_bits(void)
 {
-    int *x = random_tokens(B * T, V, 1), *y = random_tokens(B * T, V, 2);
+    enum { N = 4, LONG = 130, WORDS = 300 };
+    int *x = random_tokens(N * LONG, WORDS, 1), *y = random_tokens(N * LONG, WORDS, 2);
     const AdamW adamw = { 0.9f, 0.95f, 1e-8f, 0.1f, 1 };
     for (const PosEnc *e = posencs; e->name; e++) {
         uint64_t want = 0;
         context = e->name;
         for (int threads = 1; threads <= 5; threads++) {    // 5: two threads, and evaluations
             Model m;
+            Config c = { .dim = 64, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .seq_len = LONG,
+                         .vocab_size = WORDS, .start_token = -1, .pos = e };
             threads_set(threads == 5 ? 2 : threads);
-            small_model(&m, e, 1, T, T);
+            config_defaults(&c);
+            if (!strcmp(e->name, "rpe")) c.pos_opt[1] = 1;
+            CHECK(!config_check(&c));
+            model_create(&m, &c, LONG);
+            model_init(&m, 1);
             model_train_begin(&m);
+            CHECK((size_t)WORDS * 64 > MIN_PARALLEL && N * LONG * 64 > MIN_PARALLEL);
             for (int step = 1; step <= 3; step++) {
-                model_backward(&m, x, y, NULL, B, T, 1);
+                model_backward(&m, x, y, NULL, N, LONG, 1);
                 CHECK(model_update(&m, step, &adamw, 1e-2f) > 0);
-                if (threads == 5) model_loss(&m, NULL, y, x, NULL, B, T - step);
+                if (threads == 5) model_loss(&m, NULL, y, x, NULL, N, LONG - step);
             }
             const uint64_t sum = checksum(m.params.data, m.params.count * 4);
             if (threads == 1) want = sum;

@@ -256,7 +256,8 @@ static void test_alibi_key_form(void)
     const double m = -(double)*pos_bias(&t, 0, 1);
     double weight[S], sum = 0;
     for (int j = 0; j < S; j++) {
-        weight[j] = exp((double)dot(qkv + (S - 1) * 3 * D, qkv + j * 3 * D + D, D) / sqrt(D) + m * j);
+        const double score = (double)dot(qkv + (S - 1) * 3 * D, qkv + j * 3 * D + D, D) / sqrt(D);
+        weight[j] = exp(score + m * j);
         sum += weight[j];
     }
     for (int d = 0; d < D; d++) {
