@@ -376,9 +376,10 @@ void program_begin(const char *name, char **argv)
     while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDONLY);
     if (fd >= 0) close(fd);
 #if defined(_OPENMP) && defined(__linux__) && !defined(__clang__)
+    char self[4096] = "";
     if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT")
         && !setenv("GOMP_SPINCOUNT", "2000", 0))
-        execv("/proc/self/exe", argv);
+        if (readlink("/proc/self/exe", self, sizeof self - 1) > 0) execv(self, argv);
 #else
     (void)argv;
 #endif
@@ -903,7 +904,8 @@ static float row_max(const float *x, size_t n)
 }
 
 /* Softmax and cross entropy of one row: returns log(sum e^x) - x[target]. The row is
-   overwritten, with scale * (softmax(x) - onehot(target)) if scale is not 0.  torch: F.cross_entropy(x, target) */
+   overwritten, with scale * (softmax(x) - onehot(target)) if scale is not 0.
+   torch: F.cross_entropy(x, target) */
 static float cross_entropy(float *x, size_t n, int target, float scale)
 {
     const float m = row_max(x, n), at_target = x[target];

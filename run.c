@@ -230,7 +230,7 @@ int main(int argc, char **argv)
     program_begin("run", argv);
     const int n_args = options_parse(options, argc, argv, help);
     if (n_args != 1)
-        die(2, n_args ? "more than one model was given: %s and %s"
+        die(2, n_args ? "more than one model was given: %s and %s (a prompt goes behind -p)"
                       : "no model was given (--help shows how)", argv[0], argv[1]);
     if (prompt && prompt_file) die(2, "--prompt and --prompt-file exclude each other");
     if (eval_file && (encode || prompt || prompt_file))

@@ -113,17 +113,22 @@ static const PosEnc *find_pos(const char *name)
     return found;
 }
 
-/* The shape that the command line asks for: the defaults, or the shape of a file, with what was
-   given laid over it. */
-static Config requested(const Config *file)
+/* The shape that the command line asks for: the defaults, or the shape of a file, of which --ctx, --pos
+   and the options of the encoding may be changed. */
+static Config requested(const Config *file, const char *path)
 {
     // no start token: windows start anywhere, so a prompt needs nothing in front
     Config c = file ? *file : (Config){ .start_token = -1 };
     int *const field[] = { &c.dim, &c.n_layers, &c.n_heads, &c.n_kv_heads, &c.hidden_dim, &c.untied,
                            &c.seq_len };
-    for (int i = SHAPE; i <= CTX; i++)
-        if (!file || options[i].given)
-            *field[i - SHAPE] = options[i].i ? *options[i].i : *options[i].on;
+    for (int i = SHAPE; i <= CTX; i++) {
+        const int asked = options[i].i ? *options[i].i : *options[i].on, has = *field[i - SHAPE];
+        if (file && !options[i].given) continue;
+        if (file && i < CTX && asked && asked != has)    // 0: automatic, as the file has it
+            die(2, "--%s %d differs from the %d of %s, whose shape is kept", options[i].name, asked,
+                has, path);
+        if (!file || i == CTX) *field[i - SHAPE] = asked;
+    }
     if (!file || options[POS].given) c.pos = find_pos(pos);
     if (!file || c.pos != file->pos) config_defaults(&c);
     for (const Option *o = options + OWN_OPTIONS; o->name; o++) {
@@ -316,21 +321,6 @@ static FILE *log_open(int64_t step)
 
 /* ---- Starting: a new model, or one that goes on ---------------------------------------------- */
 
-/* Refuses an option that was given and contradicts the file. Automatic values have been resolved on
-   both sides. */
-static void check_same(const Config *asked, const Config *file, int last, const char *path,
-                       const char *hint)
-{
-    const int a[] = { asked->dim, asked->n_layers, asked->n_heads, asked->n_kv_heads,
-                      asked->hidden_dim, asked->untied, asked->seq_len };
-    const int f[] = { file->dim, file->n_layers, file->n_heads, file->n_kv_heads,
-                      file->hidden_dim, file->untied, file->seq_len };
-    for (int i = SHAPE; i <= last; i++)
-        if (a[i - SHAPE] != f[i - SHAPE])
-            die(2, "--%s %d differs from the %d of %s%s",
-                options[i].name, a[i - SHAPE], f[i - SHAPE], path, hint);
-}
-
 static void resume(Model *m, TrainState *s)
 {
     static const char *const hint =
@@ -338,10 +328,11 @@ static void resume(Model *m, TrainState *s)
     if (!model_load(m, resume_file, options[TOKENIZER].given ? tokenizer_file : NULL, 0, s))
         die(1, "%s: has no training state to resume from; --init %s starts from its weights",
             resume_file, resume_file);
-    const Config *c = &m->config, asked = requested(c);
+    const Config *c = &m->config, asked = requested(c, resume_file);
     if (asked.pos != c->pos)
         die(2, "--pos %s differs from the %s of %s%s", pos, c->pos->name, resume_file, hint);
-    check_same(&asked, c, CTX, resume_file, hint);
+    if (asked.seq_len != c->seq_len)
+        die(2, "--ctx %d differs from the %d of %s%s", ctx, c->seq_len, resume_file, hint);
     for (int i = 0; i < POS_OPTIONS; i++)
         if (asked.pos_opt[i] != c->pos_opt[i])
             die(2, "--%s %g differs from the %g of %s%s", c->pos->options[i].name, asked.pos_opt[i],
@@ -389,13 +380,11 @@ static void start(Model *m)
         model_load(&from, init_file, options[TOKENIZER].given ? tokenizer_file : NULL, 0, NULL);
         if (!from.tokenizer.size)
             die(1, "%s: has no vocabulary inside; name it with --tokenizer", init_file);
-        c = requested(&from.config);
-        check_same(&c, &from.config, CTX - 1, init_file,
-                   "; --init keeps the shape, but for --ctx and --pos");
+        c = requested(&from.config, init_file);
         t = from.tokenizer;
         from.tokenizer = (Tokenizer){0};
     } else {
-        c = requested(NULL);
+        c = requested(NULL, NULL);
         const int absent = !options[TOKENIZER].given && access(tokenizer_file, F_OK);
         if (absent)
             fprintf(stderr, "train: there is no %s here: training on bytes\n", tokenizer_file);
@@ -469,7 +458,7 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
     const int tty = isatty(STDERR_FILENO) && !quiet;
     const int every = eval_every ? eval_every : steps > 10 ? steps / 10 : 1;
     const double per_step = (double)pass_tokens * accum, began = seconds();
-    double shown = 0, ms = 0, val_loss = NAN;
+    double shown = began, ms = 0, val_loss = NAN;
     FILE *log = log_file ? log_open(first) : NULL;
     model_train_begin(m);
 
@@ -504,7 +493,7 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
             fprintf(log, "\t%.6e\t%.6f\t%.3f\t%.0f\n", rate, norm, took, per_step / took * 1e3);
             if (fflush(log)) die(1, "%s: %s", log_file, strerror(errno));
         }
-        if (!quiet && (at_eval || (tty && seconds() - shown > 1.0 / 6))) {
+        if (!quiet && (at_eval || seconds() - shown > (tty ? 1.0 / 6 : 30))) {
             // On a terminal the line is rewritten, so it must not wrap (ESC[?7l).
             const double left = (seconds() - began) / (double)(step - first)
                                 * (double)(last - step);
@@ -572,7 +561,7 @@ int main(int argc, char **argv)
         val = (Tokens){ data.token + data.n, kept };
     }
     if (data.n < (size_t)ctx + 1)
-        die(1, "%s%s: %zu tokens to train on%s, but one window takes ctx + 1 = %d",
+        die(1, "%s%s: %zu tokens to train on%s, but one window takes ctx + 1 = %d (--ctx)",
             argv[0], n > 1 ? " ..." : "", data.n,
             val.n && !val_file ? " without the validation part" : "", ctx + 1);
     const uint64_t sum = checksum(data.token, data.n * sizeof *data.token)

@@ -180,8 +180,8 @@ fails 1 'no.tok: No such file'                train --tokenizer no.tok abc.txt
 head -c 1000 "$root/tokenizer.bin" >cut.tok
 fails 1 'cut.tok: not a tokenizer: .*cut off' train --tokenizer cut.tok abc.txt
 head -c 17 abc.txt >n17; head -c 16 abc.txt >n16; head -c 22 abc.txt >n22
-fails 1 'n16: 16 tokens .* 17$'               train --val-frac 0 n16
-fails 1 'n17: 16 tokens .*validation.* 17$'   train n17
+fails 1 'n16: 16 tokens .* 17 '               train --val-frac 0 n16
+fails 1 'n17: 16 tokens .*validation.* 17 '   train n17
 works '' train --steps 2 --val-frac 0 n17
 works 'val n/a' loud --steps 1 --val one n22
 rm -f model.bin
