@@ -2416,7 +2416,7 @@ static void load_llama2c(Model *m, const char *path, const char *file, size_t si
                 path, i, n[i], size);
     Config c = { .dim = n[0], .hidden_dim = n[1], .n_layers = n[2], .n_heads = n[3],
                  .n_kv_heads = n[4], .vocab_size = abs(n[5]), .seq_len = n[6], .untied = untied,
-                 .start_token = 1, .pos = posenc_find("rope") };
+                 .start_token = abs(n[5]) > 1 ? 1 : -1, .pos = posenc_find("rope") };
     config_defaults(&c);
     require_config(&c, path);
     // The legacy version holds tables of angles, unused.
@@ -2482,7 +2482,7 @@ static int load_posenc(Model *m, const char *path, char *file, size_t size, int 
     const size_t floats = config_params(&c) * sizeof(float);
     const size_t vocab_room = round_up((size_t)h.vocab_bytes, 64);
     if (h.vocab_bytes > size || c.start_token < -1 || c.start_token >= c.vocab_size
-        || h.n_params * sizeof(float) != floats
+        || h.n_params != floats / sizeof(float)
         || (h.state_bytes && h.state_bytes != sizeof *state + 2 * floats))
         die(1, "%s: not a usable model: its header contradicts itself", path);
     check_size(path, (double)HEADER + (double)vocab_room + (double)floats + (double)h.state_bytes,

@@ -113,7 +113,11 @@ static void evaluate(Model *m, const int *contexts, int n_contexts)
         tokenizer_decode(&m->tokenizer, ids[i], 0, &length);
         bytes += (size_t)length;
     }
-    float *loss = xmalloc(--n * sizeof *loss);
+    const size_t unknown = tokenizer_unknown(&m->tokenizer, ids, n);
+    if (unknown)
+        fprintf(stderr, "run: %zu characters of the text are not in the vocabulary\n", unknown);
+    n--;    // targets from here on
+    float *loss = xmalloc(n * sizeof *loss);
     printf(by_position ? "ctx\tfrom\tto\ttokens\tloss\n"
                        : "ctx\ttokens\tloss\tppl\tbits_per_byte\n");
     for (int i = 0; i < n_contexts; i++) {

@@ -113,8 +113,8 @@ static const PosEnc *find_pos(const char *name)
     return found;
 }
 
-/* The shape that the command line asks for: the defaults, or the shape of a file, of which --ctx, --pos
-   and the options of the encoding may be changed. */
+/* The shape that the command line asks for: the defaults, or the shape of a file, of which --ctx,
+   --pos and the options of the encoding may be changed. */
 static Config requested(const Config *file, const char *path)
 {
     // no start token: windows start anywhere, so a prompt needs nothing in front
@@ -349,6 +349,8 @@ static void resume(Model *m, TrainState *s)
         if (o->i) *o->i = (int)file;
         else *o->f = file;
     }
+    if (s->step < 0 || s->step > s->steps)
+        die(1, "%s: its step, %lld, is out of range", resume_file, (long long)s->step);
     if (options[SEED].given && seed != s->seed)
         die(2, "--seed %llu differs from the %llu of %s%s", (unsigned long long)seed,
             (unsigned long long)s->seed, resume_file, hint);
@@ -406,25 +408,27 @@ static void start(Model *m)
     }
 }
 
-static int same_file(const char *a, const char *b)
+static int same_file(const char *a, const char *b)    // b: "-" is standard input
 {
     struct stat x, y;
-    return a && b && !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+    return a && b && !stat(a, &x) && !(strcmp(b, "-") ? stat(b, &y) : fstat(STDIN_FILENO, &y))
+           && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
 /* What is written must be writable, and must not be what is read: found now, not after the
-   training. */
+   training. Only a model may be replaced by the one that goes on from it. */
 static void check_outputs(char **texts, int n)
 {
     const char *const written[] = { out, log_file };
+    const char *const read[] = { val_file, tokenizer_file, resume_file, init_file };
     for (int i = 0; i < 2; i++) {
-        if (!written[i]) continue;
-        file_check_writable(written[i]);
+        const char *w = written[i], *name = i ? "log" : "out";
+        if (!w) continue;
+        file_check_writable(w);
         for (int k = 0; k < n; k++)
-            if (same_file(written[i], texts[k]))
-                die(2, "--%s %s would overwrite the text", i ? "log" : "out", written[i]);
-        if (same_file(written[i], val_file))
-            die(2, "--%s %s would overwrite the validation text", i ? "log" : "out", written[i]);
+            if (same_file(w, texts[k])) die(2, "--%s %s would overwrite the text", name, w);
+        for (int k = 0; k < (i ? 4 : 2); k++)
+            if (same_file(w, read[k])) die(2, "--%s %s would overwrite what is read", name, w);
     }
     if (log_file && (same_file(out, log_file) || !strcmp(out, log_file)))
         die(2, "--out and --log name the same file");
@@ -440,12 +444,10 @@ static double root_mean_square(const float *x, size_t n)
 /* ---- The run --------------------------------------------------------------------------------- */
 
 static volatile sig_atomic_t interrupted;
-static volatile time_t interrupted_at;
-static void on_signal(int number)    // a second one, seconds later, is an order
+static void on_signal(int number)    // the third kills; `timeout` sends two
 {
-    const time_t now = time(NULL);
-    if (interrupted && now > interrupted_at + 1) _exit(128 + number);
-    if (!interrupted) interrupted_at = now;
+    static volatile sig_atomic_t times;
+    if (++times > 2) _exit(128 + number);
     interrupted = number;
 }
 
@@ -482,7 +484,7 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
         ms = step - first <= 2 ? took : 0.95 * ms + 0.05 * took;    // the first step is not typical
 
         const int at_eval = step % every == 0 || step == steps;
-        if (at_eval && !interrupted) {
+        if (at_eval) {
             val_loss = evaluate(m, val);
             const int better = val_loss < state->best_val || !state->best_step;
             if (better && !isnan(val_loss)) state->best_val = val_loss, state->best_step = step;
@@ -517,7 +519,8 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
         snprintf(best, sizeof best, "best val %.4f at step %lld", state->best_val,
                  (long long)state->best_step);
     note("train: %s after step %lld in %s, %s tok/s, %s, peak memory %.0f MiB, saved %s",
-         interrupted ? "interrupted" : "done", (long long)state->step, minutes(elapsed),
+         interrupted && state->step < steps ? "interrupted" : "done", (long long)state->step,
+         minutes(elapsed),
          human((double)(state->step - first) * per_step / (elapsed > 0 ? elapsed : 1)), best,
          peak_mib(), out);
     if (state->step < steps) note("train: go on with --resume %s and the same text", out);
@@ -527,6 +530,7 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
 int main(int argc, char **argv)
 {
     program_begin("train", argv);
+    signal(SIGPIPE, SIG_IGN);    // a reader of the messages that goes away is no reason to stop
     add_pos_options();
     const int n = options_parse(options, argc, argv, help);
     if (!n) die(2, "no text file was given (--help shows how)");
@@ -609,5 +613,5 @@ int main(int argc, char **argv)
     free(data.token);
     if (val_file) free(val.token);
     model_free(&m);
-    return interrupted ? 130 : 0;
+    return interrupted && state.step < steps ? 130 : 0;
 }
