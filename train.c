@@ -606,7 +606,7 @@ int main(int argc, char **argv)
         if (!sigaction(stops[i], NULL, &before) && before.sa_handler != SIG_IGN)
             sigaction(stops[i], &action, NULL);
     }
-    if (resume_file && state.step >= (stop_after ? stop_after : steps))
+    if (resume_file && state.step >= (stop_after && stop_after < steps ? stop_after : steps))
         note("train: %s is at step %lld of %d: nothing to do", resume_file, (long long)state.step,
              steps);
     else train(&m, &state, data, val);
