@@ -360,9 +360,10 @@ works 'pos is not in m.bin' \
 nap() { sleep 0.1 2>/dev/null || sleep 1; }
 for signal in INT TERM; do
     rm -f i.tsv i.bin; ran="train stopped by SIG$signal"
-    $limit "$bin/train" $TINY --steps 10000000 --eval-every 1000000 --log i.tsv --out i.bin \
+    $limit "$bin/train" $TINY --steps 1000000 --eval-every 1000000 --log i.tsv --out i.bin \
         abc.txt >out 2>err & pid=$!
     i=0; while [ $i -lt 100 ] && ! grep -q '^3	' i.tsv 2>/dev/null; do nap; i=$((i + 1)); done
+    nap; nap; nap    # timeout's parent half may not have run yet: a signal would end it alone
     kill -$signal $pid; wait $pid; rc=$?
     ok "exit 130 and a model" eval '[ $rc -eq 130 ] && [ -s i.bin ]'
     at=$(tail -1 i.tsv | cut -f 1)
