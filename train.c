@@ -395,10 +395,10 @@ static void start(Model *m)
         c.vocab_size = t.size;
     }
     ctx = c.seq_len;
-    note("train: %s parameters and %s floats of activations: %.0f MiB",
-         human((double)config_params(&c)), human((double)model_scratch_floats(&c, batch, ctx)),
-         (4 * (double)config_params(&c) + (double)model_scratch_floats(&c, batch, ctx))
-         * 4 / (1 << 20));
+    const double params = (double)config_params(&c);
+    const double activations = (double)model_scratch_floats(&c, batch, ctx);
+    note("train: %s parameters and %s floats of activations: %.0f MiB", human(params),
+         human(activations), (4 * params + activations) * 4 / (1 << 20));
     model_create(m, &c, ctx);
     m->tokenizer = t;
     model_init(m, seed);

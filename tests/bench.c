@@ -43,7 +43,7 @@ static void create(Model *m, const Shape *s, const char *pos, int max_len)
     Config c = { .dim = s->dim, .hidden_dim = s->hidden, .n_layers = s->layers, .n_heads = s->heads,
                  .n_kv_heads = s->kv_heads, .vocab_size = s->vocab, .seq_len = s->ctx,
                  .start_token = -1, .pos = posenc_find(with_values ? "rpe" : pos) };
-    for (int i = 0; i < POS_OPTIONS; i++) c.pos_opt[i] = c.pos->options[i].value;
+    config_defaults(&c);
     if (with_values) c.pos_opt[1] = 1;
     const char *wrong = config_check(&c);
     if (wrong) die(1, "%s", wrong);

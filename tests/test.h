@@ -75,7 +75,7 @@ static void small_model(Model *m, const PosEnc *e, int variant, int seq_len, int
     Config c = { .dim = 24, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .hidden_dim = 40,
                  .vocab_size = 37, .seq_len = seq_len, .start_token = -1, .untied = variant,
                  .pos = e };
-    for (int i = 0; i < POS_OPTIONS; i++) c.pos_opt[i] = e->options[i].value;
+    config_defaults(&c);
     if (variant && e->options[1].name && e->options[1].max == 1) c.pos_opt[1] = 1;
     const char *wrong = config_check(&c);
     if (wrong) die(1, "%s", wrong);

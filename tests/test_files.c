@@ -177,7 +177,7 @@ static void test_round_trip(void)
             Config c = { .dim = 24, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2,
                          .vocab_size = 4096, .seq_len = 16, .untied = variant, .start_token = -1,
                          .pos = e };
-            for (int i = 0; i < POS_OPTIONS; i++) c.pos_opt[i] = e->options[i].value;
+            config_defaults(&c);
             CHECK(!config_check(&c));
             model_create(&a, &c, 16);
             tokenizer_load(&a.tokenizer, "tokenizer.bin");
@@ -236,7 +236,7 @@ static void test_damage(void)
     for (const PosEnc *e = posencs; e->name; e++) {
         Config c = { .dim = 4, .n_layers = 1, .n_heads = 2, .hidden_dim = 1, .vocab_size = 4,
                      .seq_len = 2, .start_token = -1, .pos = e };
-        for (int i = 0; i < POS_OPTIONS; i++) c.pos_opt[i] = e->options[i].value;
+        config_defaults(&c);
         if (!strcmp(e->name, "rpe")) c.pos_opt[0] = 1;
         if (!strcmp(e->name, "t5")) c.pos_opt[0] = 2, c.pos_opt[1] = 0;
         Model m;
@@ -284,7 +284,7 @@ static void test_llama2c(void)
         Config c = { .dim = 24, .hidden_dim = 40, .n_layers = 3, .n_heads = 4, .n_kv_heads = 2,
                      .vocab_size = 50, .seq_len = 32, .untied = untied, .start_token = 1,
                      .pos = posenc_find("rope") };
-        for (int i = 0; i < POS_OPTIONS; i++) c.pos_opt[i] = c.pos->options[i].value;
+        config_defaults(&c);
         CHECK(!config_check(&c));
         model_create(&m, &c, 32);
         model_init(&m, 1);

@@ -6,7 +6,7 @@ static void configure(Config *c, const char *name, int dim, int heads, int seq_l
 {
     *c = (Config){ .dim = dim, .n_layers = 1, .n_heads = heads, .vocab_size = 10,
                    .seq_len = seq_len, .pos = posenc_find(name) };
-    for (int i = 0; i < POS_OPTIONS; i++) c->pos_opt[i] = c->pos->options[i].value;
+    config_defaults(c);
     CHECK(config_check(c) == NULL);
 }
 
