@@ -226,7 +226,8 @@ double model_update(Model *m, int64_t step, const AdamW *o, float lr);
 
 typedef struct {                  // keys (turned) and values of the tokens seen so far
     int len, used;                // capacity and tokens in it
-    float *k, *v;                 // (n_layers, len, kv_dim)
+    float *k, *v;                 // (n_layers, len, kv_dim), see cache_copy
+    float *rows;                  // (2, len, kv_dim) the same of one layer, when several tokens follow
     float *logits;                // (V) of the last token
 } Cache;
 
@@ -328,12 +329,12 @@ uint64_t rng(uint64_t seed, uint64_t purpose, uint64_t counter);
 double rng_uniform(uint64_t seed, uint64_t purpose, uint64_t counter);    // [0, 1)
 float rng_normal(uint64_t seed, uint64_t purpose, uint64_t counter);      // N(0, 1)
 
-/* C (M, N; rows ldc apart) = A.B, or += when `accumulate`. A(i, k) = a[i*a_row + k*a_k] and
-   B(k, j) = b[k*b_k + j*b_col], so a transpose is a choice of strides. K >= 1, and C
-   overlaps neither A nor B. */
+/* C (M, N; rows ldc apart) = A.B, plus `plus`, which is stored like C and may be C, unless it is
+   NULL. A(i, k) = a[i*a_row + k*a_k] and B(k, j) = b[k*b_k + j*b_col], so a transpose is a choice
+   of strides. K >= 1, and C overlaps neither A nor B. */
 void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
           const float *b, size_t b_k, size_t b_col,
-          size_t M, size_t N, size_t K, int accumulate);
+          size_t M, size_t N, size_t K, const float *plus);
 
 #endif
 
@@ -555,29 +556,34 @@ INLINE vec vexp(vec x)
     return choose(x > splat(88.0f), splat(INFINITY), y);
 }
 
-INLINE float dot(const float *a, const float *b, size_t n)
+/* The distance ahead in bytes at which `a` is asked for; 0: not at all. */
+INLINE float dot_ahead(const float *a, const float *b, size_t n, const size_t ahead)
 {
-    vec s0 = {0}, s1 = {0};
+    vec s[4] = {0};
     size_t i = 0;
-    for (; i + 2 * VL <= n; i += 2 * VL) {
-        s0 += load(a + i) * load(b + i);
-        s1 += load(a + i + VL) * load(b + i + VL);
+    for (; i + 4 * VL <= n; i += 4 * VL) {
+        for (size_t line = 0; ahead && line < 16 * VL; line += 64)
+            __builtin_prefetch((const char *)(a + i) + line + ahead);
+        for (int k = 0; k < 4; k++) s[k] += load(a + i + k * VL) * load(b + i + k * VL);
     }
-    for (; i + VL <= n; i += VL) s0 += load(a + i) * load(b + i);
-    float sum = vsum(s0 + s1);
+    for (; i + VL <= n; i += VL) s[0] += load(a + i) * load(b + i);
+    float sum = vsum(s[0] + s[1] + s[2] + s[3]);
     for (; i < n; i++) sum += a[i] * b[i];
     return sum;
 }
+
+INLINE float dot(const float *a, const float *b, size_t n) { return dot_ahead(a, b, n, 0); }
 
 INLINE void axpy(float *y, float a, const float *x, size_t n)    // y += a x
 {
     for (size_t i = 0; i < n; i++) y[i] += a * x[i];
 }
 
-/* The micro-kernel, on which all products rest: an MR x (nv VL) tile of C from K steps of rank one.
-   a_row, a_k and nv are constants where it is called. Always a full tile: callers pad by zeros. */
-INLINE void tile(float *restrict c, size_t ldc, const float *restrict a, size_t a_row, size_t a_k,
-                 const float *restrict b, size_t ldb, size_t K, const int nv, int accumulate)
+/* The micro-kernel, on which all products rest: an MR x (nv VL) tile of C from K steps of rank one,
+   plus a tile of `plus`, which is stored like C and may be C, unless it is NULL. nv is a constant
+   where it is called. Always a full tile: callers pad by zeros. */
+INLINE void tile(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
+                 const float *b, size_t ldb, size_t K, const int nv, const float *plus)
 {
     vec acc[MR][NV] = {0};
     for (size_t k = 0; k < K; k++, a += a_k, b += ldb) {
@@ -588,31 +594,34 @@ INLINE void tile(float *restrict c, size_t ldc, const float *restrict a, size_t 
     }
     for (int i = 0; i < MR; i++)
         for (int j = 0; j < nv; j++) {
-            float *out = c + i * ldc + j * VL;
-            store(out, accumulate ? load(out) + acc[i][j] : acc[i][j]);
+            const size_t at = i * ldc + j * VL;
+            store(c + at, plus ? load(plus + at) + acc[i][j] : acc[i][j]);
         }
 }
 
-/* Not inlined: it holds two micro-kernels, and attention calls it a dozen times.
-   C (m, n) = or += A.B on scratch that is padded to whole tiles: m rounded up to MR, n to VL. */
-static __attribute__((noinline)) void product(float *restrict c, size_t ldc,
-                                              const float *restrict a, size_t a_row, size_t a_k,
-                                              const float *restrict b, size_t ldb,
-                                              size_t m, size_t n, size_t K, int accumulate)
+/* C (m, n) = A.B, plus `plus` as above, on scratch that is padded to whole tiles: m rounded up to MR,
+   n to VL. Not inlined, so that the program holds the micro-kernel twice and not thirty times. */
+static __attribute__((noinline)) void product(float *c, size_t ldc,
+                                              const float *a, size_t a_row, size_t a_k,
+                                              const float *b, size_t ldb,
+                                              size_t m, size_t n, size_t K, const float *plus)
 {
     for (size_t i = 0; i < m; i += MR) {
         size_t j = 0;
         for (; j + NR <= round_up(n, VL); j += NR)
-            tile(c + i * ldc + j, ldc, a + i * a_row, a_row, a_k, b + j, ldb, K, NV, accumulate);
+            tile(c + i * ldc + j, ldc, a + i * a_row, a_row, a_k, b + j, ldb, K, NV,
+                 plus ? plus + i * ldc + j : NULL);
         for (; j < n; j += VL)
-            tile(c + i * ldc + j, ldc, a + i * a_row, a_row, a_k, b + j, ldb, K, 1, accumulate);
+            tile(c + i * ldc + j, ldc, a + i * a_row, a_row, a_k, b + j, ldb, K, 1,
+                 plus ? plus + i * ldc + j : NULL);
     }
 }
 
-/* gemm's blocks (Goto & van de Geijn 2008): KC x NR floats of B (48 KiB with AVX-512) stream
-   through the first cache beside MR x KC of A; MC x KC floats of A (288 KiB) stay in the second;
-   KC x NC of B (3 MiB) in the third. */
-enum { KC = 384, MC = 192, NC = 2048 };
+/* gemm's blocks (Goto & van de Geijn 2008): KC x NR floats of B (64 KiB with AVX-512) stream
+   through the first cache beside MR x KC of A; MC x KC floats of A (384 KiB) stay in the second;
+   KC x NC of B (2 MiB) in the third. A matrix of at most FEW columns leaves an A whose rows are
+   contiguous unpacked. */
+enum { KC = 512, MC = 192, NC = 1024, FEW = 256 };
 
 /* Packs `lanes` rows (of A) or columns (of B), `stride` apart, k-major: dst[k * lanes + r]; lanes
    past `valid` are zero. A transpose happens here or not at all, in the shape of 4 x 4 blocks. */
@@ -644,9 +653,20 @@ INLINE void pack(float *restrict dst, const float *restrict src, size_t stride, 
 
 void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
           const float *b, size_t b_k, size_t b_col,
-          size_t M, size_t N, size_t K, int accumulate)
+          size_t M, size_t N, size_t K, const float *plus)
 {
     if (!M || !N) return;
+    size_t c_row = ldc, c_col = 1;
+    // Few rows times a large transposed matrix, a short prompt or some logits: packing the large one
+    // would cost as much as the product. C^T = B^T A^T makes it the A, which is read where it lies.
+    if (b_k == 1 && M < N && M <= FEW) {
+        const float *matrix = a; a = b; b = matrix;
+        size_t n = a_row; a_row = b_col; b_col = n;
+        n = a_k; a_k = b_k; b_k = n;
+        n = M; M = N; N = n;
+        c_row = 1, c_col = ldc;
+    }
+    const int direct = a_k == 1 && N <= FEW;
     // Blocks of even size. Which thread computes an element, and in which block, changes no bit of
     // it: only kc splits a sum, and it depends on K alone.
     const size_t threads = (size_t)thread_count();
@@ -655,7 +675,8 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
     size_t row_blocks = div_up(M, MC), col_blocks = 1;
     if (M >= 2 * MR * threads) row_blocks = round_up(row_blocks, threads);
     else col_blocks = threads;    // few rows: the threads share columns
-    const size_t mc = round_up(div_up(M, row_blocks), MR);
+    const size_t mc = direct ? MR : round_up(div_up(M, row_blocks), MR);
+    row_blocks = div_up(M, mc);
     float *packed_b = workspace(kc * nc + threads * mc * kc), *packed_a = packed_b + kc * nc;
 
     #pragma omp parallel if (M * N * K > 1 << 18)
@@ -665,6 +686,7 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
             for (size_t k0 = 0; k0 < K; k0 += kc) {
                 const size_t nn = min_size(nc, N - n0), kn = min_size(kc, K - k0);
                 const size_t panels = div_up(nn, NR), share = div_up(panels, col_blocks);
+                const float *add = k0 ? c : plus;
                 #pragma omp for schedule(static)
                 for (long p = 0; p < (long)panels; p++)
                     pack(packed_b + (size_t)p * NR * kn,
@@ -675,80 +697,70 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
                     const size_t m0 = (size_t)unit / col_blocks * mc;
                     const size_t p0 = (size_t)unit % col_blocks * share;
                     const size_t p1 = min_size(panels, p0 + share);
-                    if (m0 >= M || p0 >= p1) continue;
                     const size_t mn = min_size(mc, M - m0);
-                    for (size_t i = 0; i < mn; i += MR)
-                        pack(pa + i * kn, a + (m0 + i) * a_row + k0 * a_k, a_row, a_k,
+                    const float *block = a + m0 * a_row + k0 * a_k;
+                    const int packed = !direct || mn < MR;
+                    for (size_t i = 0; packed && p0 < p1 && i < mn; i += MR)
+                        pack(pa + i * kn, block + i * a_row, a_row, a_k,
                              min_size(MR, mn - i), MR, kn);
                     for (size_t p = p0; p < p1; p++)
                         for (size_t i = 0; i < mn; i += MR) {
                             const size_t rows = min_size(MR, mn - i);
                             const size_t cols = min_size(NR, nn - p * NR);
-                            const float *ta = pa + i * kn, *tb = packed_b + p * NR * kn;
-                            float *tc = c + (m0 + i) * ldc + n0 + p * NR;
-                            if (rows == MR && cols == NR) {
-                                tile(tc, ldc, ta, 1, MR, tb, NR, kn, NV, accumulate || k0);
+                            const float *ta = packed ? pa + i * kn : block;
+                            const size_t ta_row = packed ? 1 : a_row, ta_k = packed ? MR : 1;
+                            const float *tb = packed_b + p * NR * kn;
+                            const size_t at = (m0 + i) * c_row + (n0 + p * NR) * c_col;
+                            if (rows == MR && cols == NR && c_col == 1) {
+                                product(c + at, ldc, ta, ta_row, ta_k, tb, NR, MR, NR, kn,
+                                        add ? add + at : NULL);
                                 continue;
                             }
                             float edge[MR * NR];
-                            tile(edge, NR, ta, 1, MR, tb, NR, kn, NV, 0);
-                            for (size_t r = 0; r < rows; r++)
-                                for (size_t j = 0; j < cols; j++)
-                                    tc[r * ldc + j] = edge[r * NR + j]
-                                                      + (accumulate || k0 ? tc[r * ldc + j] : 0);
+                            product(edge, NR, ta, ta_row, ta_k, tb, NR, MR, cols, kn, NULL);
+                            for (size_t j = 0; j < cols; j++)
+                                for (size_t r = 0; r < rows; r++) {
+                                    const size_t to = at + r * c_row + j * c_col;
+                                    c[to] = edge[r * NR + j] + (add ? add[to] : 0);
+                                }
                         }
                 }
             }
     }
 }
 
-/* y (n_out) = or += W (n_out, n_in) x. Reads W once, so it runs at the speed of memory: several
-   rows at a time share the loads of x and give the processor as many streams to fetch. */
+/* Elements below which threads cost more than they give, and that where they are only read once. */
+enum { MIN_PARALLEL = 1 << 14, MIN_STREAMED = 1 << 17 };
+
+/* y (n_out) = W (n_out, n_in) x, plus `plus` unless it is NULL. Reads W once, from the first byte to
+   the last, and asks for it a page ahead: it runs at the speed of memory. */
 static void matvec(float *y, const float *x, const float *w, size_t n_in, size_t n_out,
-                   int accumulate)
+                   const float *plus)
 {
-    enum { ROWS = 8 };
-    #pragma omp parallel for schedule(static) if (n_in * n_out > 1 << 17)
-    for (long block = 0; block < (long)div_up(n_out, ROWS); block++) {
-        const size_t o = (size_t)block * ROWS, rows = min_size(ROWS, n_out - o);
-        const float *r = w + o * n_in;
-        float sum[ROWS];
-        if (rows == ROWS) {
-            vec s[ROWS] = {0};
-            size_t i = 0;
-            for (; i + VL <= n_in; i += VL) {
-                const vec xi = load(x + i);
-                for (int k = 0; k < ROWS; k++) s[k] += load(r + (size_t)k * n_in + i) * xi;
-            }
-            for (int k = 0; k < ROWS; k++) {
-                sum[k] = vsum(s[k]);
-                for (size_t t = i; t < n_in; t++) sum[k] += r[(size_t)k * n_in + t] * x[t];
-            }
-        } else {
-            for (size_t k = 0; k < rows; k++) sum[k] = dot(r + k * n_in, x, n_in);
-        }
-        for (size_t k = 0; k < rows; k++) y[o + k] = sum[k] + (accumulate ? y[o + k] : 0);
+    #pragma omp parallel for schedule(static) if (n_in * n_out > MIN_STREAMED)
+    for (long o = 0; o < (long)n_out; o++) {
+        const float sum = dot_ahead(w + (size_t)o * n_in, x, n_in, 4096);
+        y[o] = plus ? plus[o] + sum : sum;
     }
 }
 
 /* ---- Layers: forward and backward side by side ----------------------------------------------- */
 
-enum { MIN_PARALLEL = 1 << 14 };    // elements below which threads cost more than they give
-
-/* y (rows, n_out) = or += x (rows, n_in) W^T.  torch: y = F.linear(x, w) */
+/* y (rows, n_out) = x (rows, n_in) W^T, plus `plus` (rows, n_out) unless it is NULL.
+   torch: y = F.linear(x, w) */
 static void linear_forward(float *y, const float *x, const float *w,
-                           size_t rows, size_t n_in, size_t n_out, int accumulate)
+                           size_t rows, size_t n_in, size_t n_out, const float *plus)
 {
-    if (rows == 1) matvec(y, x, w, n_in, n_out, accumulate);
-    else gemm(y, n_out, x, n_in, 1, w, 1, n_in, rows, n_out, n_in, accumulate);
+    if (rows == 1) matvec(y, x, w, n_in, n_out, plus);
+    else gemm(y, n_out, x, n_in, 1, w, 1, n_in, rows, n_out, n_in, plus);
 }
 
-/* dx = or += dy W;  dW += dy^T x */
+/* dW += dy^T x;  dx = dy W, which may take the place of x */
 static void linear_backward(float *dx, float *dw, const float *dy, const float *x, const float *w,
-                            size_t rows, size_t n_in, size_t n_out, int accumulate_dx)
+                            size_t rows, size_t n_in, size_t n_out)
 {
-    gemm(dx, n_in, dy, n_out, 1, w, n_in, 1, rows, n_in, n_out, accumulate_dx);
-    gemm(dw, n_in, dy, 1, n_out, x, n_in, 1, n_out, n_in, rows, 1);
+    gemm(dw, n_in, dy, 1, n_out, x, n_in, 1, n_out, n_in, rows, dw);
+    gemm(dx, n_in, dy, n_out, 1, w, n_in, 1, rows, n_in, n_out, NULL);
 }
 
 /* RMSNorm (Zhang & Sennrich 2019): y = g x / rms, rms = sqrt(mean(x^2) + 1e-5) */
@@ -809,23 +821,23 @@ static void swiglu_forward(float *h, const float *ab, size_t rows, size_t n)
     }
 }
 
-/* da = dh b (s + a s (1 - s));  db = dh silu(a) */
-static void swiglu_backward(float *dab, const float *dh, const float *ab, size_t rows, size_t n)
+/* da = dh b (s + a s (1 - s));  db = dh silu(a), in the places of a and b */
+static void swiglu_backward(float *ab, const float *dh, size_t rows, size_t n)
 {
     #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
     for (long r = 0; r < (long)rows; r++) {
-        const float *a = ab + (size_t)r * 2 * n, *b = a + n, *d = dh + (size_t)r * n;
-        float *da = dab + (size_t)r * 2 * n, *db = da + n;
+        float *a = ab + (size_t)r * 2 * n, *b = a + n;
+        const float *d = dh + (size_t)r * n;
         size_t i = 0;
         for (; i + VL <= n; i += VL) {
             const vec x = load(a + i), s = 1.0f / (1.0f + vexp(-x)), silu = x * s, di = load(d + i);
-            store(da + i, di * load(b + i) * (s + silu * (1.0f - s)));
-            store(db + i, di * silu);
+            store(a + i, di * load(b + i) * (s + silu * (1.0f - s)));
+            store(b + i, di * silu);
         }
         for (; i < n; i++) {
             const float s = 1 / (1 + expf(-a[i])), silu = a[i] * s;
-            da[i] = d[i] * b[i] * (s + silu * (1 - s));
-            db[i] = d[i] * silu;
+            a[i] = d[i] * b[i] * (s + silu * (1 - s));
+            b[i] = d[i] * silu;
         }
     }
 }
@@ -1103,11 +1115,11 @@ static void attention_forward(float *out, size_t out_stride, float *lse,
                 if (pos->rel_v) memset(weight, 0, TQ * Cp * sizeof *weight);
                 copy_transposed(qt, TQ, qh + (size_t)t0 * a->q_stride, a->q_stride,
                                 (size_t)nq, D, scale);
-                if (pos->rel_k) product(row, Cp, qt, 1, TQ, rt, Cp, (size_t)nq, Cp, D, 0);
+                if (pos->rel_k) product(row, Cp, qt, 1, TQ, rt, Cp, (size_t)nq, Cp, D, NULL);
 
                 for (int j0 = 0; j0 <= last; j0 += TK) {
                     product(score, TK, qt, 1, TQ, kt + j0, Sp, (size_t)nq, visible(last, j0, VL),
-                            D, 0);
+                            D, NULL);
                     for (int r = 0; r < nq; r++) {
                         const int i = i0 + r, seen = i + 1 - j0 < TK ? i + 1 - j0 : TK;
                         float *sr = score + (size_t)r * TK;
@@ -1144,10 +1156,10 @@ static void attention_forward(float *out, size_t out_stride, float *lse,
                                             i, j0, seen);
                     }
                     product(o, Dp, score, TK, 1, vp + (size_t)j0 * Dp, Dp, (size_t)nq, Dp,
-                            visible(last, j0, 1), 1);
+                            visible(last, j0, 1), o);
                 }
                 if (pos->rel_v)
-                    product(o, Dp, weight, Cp, 1, rv, Dp, (size_t)nq, Dp, (size_t)pos->clip + 1, 1);
+                    product(o, Dp, weight, Cp, 1, rv, Dp, (size_t)nq, Dp, (size_t)pos->clip + 1, o);
                 for (int r = 0; r < nq; r++) {
                     const size_t t = (size_t)b * (size_t)a->T + (size_t)(t0 + r);
                     for (size_t d = 0; d < D; d++)
@@ -1158,11 +1170,10 @@ static void attention_forward(float *out, size_t out_stride, float *lse,
         }
 }
 
-/* dqkv has the layout of qkv: q, k and v of a row behind each other. Adds to dpos; see above for
-   the equations. */
-static void attention_backward(float *dqkv, const PosTables *dpos,
-                               const float *dout, const float *qkv, const float *out,
-                               const float *lse, const Attention *a)
+/* q, k and v of a row stand behind each other in qkv, and give way to their gradients: a task copies
+   what it reads before it writes there. Adds to dpos; see above for the equations. */
+static void attention_backward(float *qkv, const PosTables *dpos, const float *dout,
+                               const float *out, const float *lse, const Attention *a)
 {
     const PosTables *pos = a->pos;
     const Padded p = attention_padded(a);
@@ -1226,16 +1237,16 @@ static void attention_backward(float *dqkv, const PosTables *dpos,
                     memset(dq, 0, TQ * Dp * sizeof *dq);
                     memset(drow, 0, TQ * Cp * sizeof *drow);
                     if (pos->rel_v) memset(weight, 0, TQ * Cp * sizeof *weight);
-                    if (pos->rel_k) product(row, Cp, qt, 1, TQ, rkt, Cp, rows, Cp, D, 0);
-                    if (pos->rel_v) product(vrow, Cp, dot_, 1, TQ, rvt, Cp, rows, Cp, D, 0);
+                    if (pos->rel_k) product(row, Cp, qt, 1, TQ, rkt, Cp, rows, Cp, D, NULL);
+                    if (pos->rel_v) product(vrow, Cp, dot_, 1, TQ, rvt, Cp, rows, Cp, D, NULL);
                     float delta[TQ];
                     for (size_t r = 0; r < rows; r++)
                         delta[r] = dot(doh + r * H * D, oh + r * H * D, D);
 
                     for (int j0 = 0; j0 <= last; j0 += TK) {
                         const size_t cols = visible(last, j0, VL);
-                        product(prob, TK, qt, 1, TQ, kt + j0, Sp, rows, cols, D, 0);
-                        product(ds, TK, dot_, 1, TQ, vt + j0, Sp, rows, cols, D, 0);
+                        product(prob, TK, qt, 1, TQ, kt + j0, Sp, rows, cols, D, NULL);
+                        product(ds, TK, dot_, 1, TQ, vt + j0, Sp, rows, cols, D, NULL);
                         for (size_t r = 0; r < rows; r++) {
                             const int i = t0 + (int)r, seen = i + 1 - j0 < TK ? i + 1 - j0 : TK;
                             const size_t n = seen > 0 ? round_up((size_t)seen, VL) : 0;
@@ -1270,24 +1281,24 @@ static void attention_backward(float *dqkv, const PosTables *dpos,
                         }
                         // dv += p^T do;  dk += ds^T q / sqrt(D);  dq += ds k
                         const size_t keys = visible(last, j0, 1), at = (size_t)j0 * Dp;
-                        product(dv + at, Dp, prob, 1, TK, dop, Dp, keys, Dp, rows, 1);
-                        product(dk + at, Dp, ds, 1, TK, qp, Dp, keys, Dp, rows, 1);
-                        product(dq, Dp, ds, TK, 1, kp + at, Dp, rows, Dp, keys, 1);
+                        product(dv + at, Dp, prob, 1, TK, dop, Dp, keys, Dp, rows, dv + at);
+                        product(dk + at, Dp, ds, 1, TK, qp, Dp, keys, Dp, rows, dk + at);
+                        product(dq, Dp, ds, TK, 1, kp + at, Dp, rows, Dp, keys, dq);
                     }
                     if (pos->rel_k) {
-                        product(dq, Dp, drow, Cp, 1, rk, Dp, rows, Dp, (size_t)pos->clip + 1, 1);
-                        product(drel_k, Dp, drow, 1, Cp, qp, Dp, Cm, Dp, rows, 1);
+                        product(dq, Dp, drow, Cp, 1, rk, Dp, rows, Dp, (size_t)pos->clip + 1, dq);
+                        product(drel_k, Dp, drow, 1, Cp, qp, Dp, Cm, Dp, rows, drel_k);
                     }
-                    if (pos->rel_v) product(drel_v, Dp, weight, 1, Cp, dop, Dp, Cm, Dp, rows, 1);
+                    if (pos->rel_v) product(drel_v, Dp, weight, 1, Cp, dop, Dp, Cm, Dp, rows, drel_v);
                     for (size_t r = 0; r < rows; r++)
                         for (size_t d = 0; d < D; d++)
-                            dqkv[(t + r) * width + head + d] = scale * dq[r * Dp + d];
+                            qkv[(t + r) * width + head + d] = scale * dq[r * Dp + d];
                 }
             }
             for (size_t j = 0; j < T; j++)
                 for (size_t d = 0; d < D; d++) {
-                    dqkv[base + j * width + k_at + lane + d] = dk[j * Dp + d];
-                    dqkv[base + j * width + v_at + lane + d] = dv[j * Dp + d];
+                    qkv[base + j * width + k_at + lane + d] = dk[j * Dp + d];
+                    qkv[base + j * width + v_at + lane + d] = dv[j * Dp + d];
                 }
         }
 
@@ -1305,34 +1316,91 @@ static void attention_backward(float *dqkv, const PosTables *dpos,
         }
 }
 
-/* One query against a cache of S keys: generation. Reads k and v once. scores is (H, S). */
-static void attention_step(float *out, float *scores, const float *q, const float *k,
-                           const float *v, const Attention *a)
+/* Keys (and values) in a cache: LANES tokens to a block, transposed within it, so that a vector holds
+   one element of neighbouring tokens: no sum runs across a vector, however small a head is. */
+enum { LANES = 16 };
+static size_t cache_floats(size_t len, size_t kv_dim) { return round_up(len, LANES) * kv_dim; }
+
+/* Copies n rows of kv_dim to (or, back, from) tokens `start` and on of a cache. */
+static void cache_copy(float *cache, float *rows, size_t stride, size_t kv_dim,
+                       size_t start, size_t n, int back)
+{
+    const size_t end = start + n;
+    #pragma omp parallel for schedule(static) if (n * kv_dim > MIN_PARALLEL)
+    for (long block = (long)(start / LANES); block < (long)div_up(end, LANES); block++) {
+        const size_t first = (size_t)block * LANES, last = min_size(first + LANES, end);
+        for (size_t d = 0; d < kv_dim; d++)
+            for (size_t t = first > start ? first : start; t < last; t++) {
+                float *in_cache = cache + first * kv_dim + d * LANES + t % LANES;
+                float *in_row = rows + (t - start) * stride + d;
+                if (back) *in_row = *in_cache;
+                else *in_cache = *in_row;
+            }
+    }
+}
+
+/* One query against a cache of S keys: generation. Reads k and v once. */
+static void attention_step(float *out, const float *q, const float *k, const float *v,
+                           const Attention *a)
 {
     const PosTables *pos = a->pos;
-    const size_t D = (size_t)a->D, S = (size_t)a->S;
+    const size_t D = (size_t)a->D, S = (size_t)a->S, kv_dim = (size_t)a->G * D;
+    const size_t Sp = round_up(S, LANES), per_head = Sp + D * LANES;
     const int i = a->S - 1;
     const float scale = 1 / sqrtf((float)a->D);
-    #pragma omp parallel for schedule(static) if (S * D * (size_t)a->H > MIN_PARALLEL)
+    float *all = workspace((size_t)a->H * per_head);
+    #pragma omp parallel for schedule(static) if (S * D * (size_t)a->H > MIN_STREAMED)
     for (int h = 0; h < a->H; h++) {
-        const size_t lane = (size_t)(h / (a->H / a->G)) * D;
+        const size_t lane = (size_t)(h / (a->H / a->G)) * D * LANES;
         const float *qh = q + (size_t)h * D;
-        float *s = scores + (size_t)h * S, sum = 0;
-        float *o = memset(out + (size_t)h * D, 0, D * sizeof *o);
-        for (size_t j = 0; j < S; j++) s[j] = scale * dot(qh, k + j * a->kv_stride + lane, D);
-        for (int j = 0; pos->bias && j < a->S; j++) s[j] += *pos_bias(pos, h, i - j);
+        float *s = all + (size_t)h * per_head, *o = out + (size_t)h * D;
+        float *sums = memset(s + Sp, 0, D * LANES * sizeof *sums);    // of a[j] v[j], by j % LANES
+        for (size_t j = 0; j < S; j += LANES) {
+            const float *block = k + j * kv_dim + lane;
+            vec score[LANES / VL] = {0};
+            for (size_t d = 0; d < D; d++) {
+                __builtin_prefetch(block + (kv_dim + d) * LANES);    // the head's next block
+                for (int x = 0; x < LANES / VL; x++)
+                    score[x] += scale * qh[d] * load(block + d * LANES + x * VL);
+            }
+            for (int x = 0; x < LANES / VL; x++) store(s + j + x * VL, score[x]);
+        }
+        if (pos->bias) axpy(s, 1, pos_bias(pos, h, i), S);
         if (pos->rel_k)
             for (int c = 0; c <= pos->clip && c <= i; c++) {
                 const float add = scale * dot(qh, pos->rel_k + (size_t)c * D, D);
                 if (c < pos->clip) s[i - c] += add;
                 else for (int j = 0; j <= i - c; j++) s[j] += add;
             }
+        for (size_t j = S; j < Sp; j++) s[j] = -INFINITY;
         const float m = row_max(s, S);
-        for (size_t j = 0; j < S; j++) sum += s[j] = expf(s[j] - m);
-        for (size_t j = 0; j < S; j++) axpy(o, s[j], v + j * a->kv_stride + lane, D);
-        for (int j = 0; pos->rel_v && j < a->S; j++)
-            axpy(o, s[j], pos->rel_v + (size_t)(i - j < pos->clip ? i - j : pos->clip) * D, D);
-        for (size_t d = 0; d < D; d++) o[d] /= sum;
+        vec total = {0};
+        for (size_t j = 0; j < Sp; j += VL) {
+            const vec e = vexp(load(s + j) - m);
+            store(s + j, e);
+            total += e;
+        }
+        for (size_t j = 0; j < S; j += LANES) {
+            const float *block = v + j * kv_dim + lane;
+            for (size_t d = 0; d < D; d++) {
+                __builtin_prefetch(block + (kv_dim + d) * LANES);
+                for (size_t x = d * LANES; x < (d + 1) * LANES; x += VL)
+                    store(sums + x, load(sums + x) + load(s + j + x % LANES) * load(block + x));
+            }
+        }
+        for (size_t d = 0; d < D; d++) {
+            vec sum = {0};
+            for (size_t x = d * LANES; x < (d + 1) * LANES; x += VL) sum += load(sums + x);
+            o[d] = vsum(sum);
+        }
+        if (pos->rel_v)
+            for (int c = 0; c <= pos->clip && c <= i; c++) {
+                float weight = s[i - c];
+                if (c == pos->clip) for (int j = 0; j < i - c; j++) weight += s[j];
+                axpy(o, weight, pos->rel_v + (size_t)c * D, D);
+            }
+        const float inverse = 1 / vsum(total);
+        for (size_t d = 0; d < D; d++) o[d] *= inverse;
     }
 }
 
@@ -1520,11 +1588,11 @@ struct Activations {
     float *mid;                   // (layers, rows, dim) input of the second norm
     float *ab;                    // (layers, rows, 2 hidden) w1 x and w3 x
     float *norm, *hidden;         // (rows, dim) (rows, hidden)
-    float *dx, *dnorm, *dqkv, *dab, *dhidden;
+    float *dx;                    // (rows, dim) gradient of the residual stream
     float *logits, *losses;       // (HEAD_ROWS, V) (rows)
 };
 
-enum { HEAD_ROWS = 256 };         // rows whose logits exist at the same time
+enum { HEAD_ROWS = 128 };         // rows whose logits exist at the same time
 
 static float *reserve(float *base, size_t *floats, size_t n)
 {
@@ -1554,13 +1622,7 @@ static size_t activations_layout(Activations *a, const Config *c, float *base)
     a->hidden = reserve(base, &floats, n * hidden);
     a->logits = reserve(base, &floats, min_size(n, HEAD_ROWS) * (size_t)c->vocab_size);
     a->losses = reserve(base, &floats, n);
-    if (a->training) {
-        a->dx = reserve(base, &floats, n * dim);
-        a->dnorm = reserve(base, &floats, n * dim);
-        a->dqkv = reserve(base, &floats, n * (dim + 2 * kv_dim));
-        a->dab = reserve(base, &floats, n * 2 * hidden);
-        a->dhidden = reserve(base, &floats, n * hidden);
-    }
+    if (a->training) a->dx = reserve(base, &floats, n * dim);
     return floats;
 }
 
@@ -1653,63 +1715,61 @@ static void model_forward(Model *m, Cache *kv, const int *tokens, const int *pos
         if (c->pos->layer) c->pos->layer(&m->pos, l->pos, c);
 
         rmsnorm_forward(a->norm, x, l->rms_att, rows, dim);
-        linear_forward(qkv, a->norm, l->wq, rows, dim, width, 0);
+        linear_forward(qkv, a->norm, l->wq, rows, dim, width, NULL);
         rotate(qkv, &m->pos, c, positions, start, T, rows, 1);
         if (!kv) {
             attention_forward(att, dim, a->lse + (size_t)i * a->lse_layer,
                               qkv, qkv + dim, qkv + dim + kv_dim, &shape);
         } else {
-            const size_t layer = (size_t)i * (size_t)kv->len * kv_dim;
-            float *keys = kv->k + layer, *values = kv->v + layer;
-            for (size_t t = 0; t < rows; t++) {
-                const size_t at = ((size_t)start + t) * kv_dim;
-                const float *k = qkv + t * width + dim, *v = k + kv_dim;
-                memcpy(keys + at, k, kv_dim * sizeof *keys);
-                memcpy(values + at, v, kv_dim * sizeof *values);
-            }
-            shape.kv_stride = kv_dim;
+            const size_t layer = (size_t)i * cache_floats((size_t)kv->len, kv_dim);
+            float *keys = kv->k + layer, *values = kv->v + layer, *k = qkv + dim, *v = k + kv_dim;
+            cache_copy(keys, k, width, kv_dim, (size_t)start, rows, 0);
+            cache_copy(values, v, width, kv_dim, (size_t)start, rows, 0);
             if (T == 1) {
-                float *scores = workspace((size_t)c->n_heads * (size_t)shape.S);
-                attention_step(att, scores, qkv, keys, values, &shape);
+                attention_step(att, qkv, keys, values, &shape);
             } else {
-                attention_forward(att, dim, NULL, qkv, keys, values, &shape);
+                if (start) {    // what came before stands in the cache alone
+                    shape.kv_stride = kv_dim;
+                    k = kv->rows, v = k + (size_t)shape.S * kv_dim;
+                    cache_copy(keys, k, kv_dim, kv_dim, 0, (size_t)shape.S, 1);
+                    cache_copy(values, v, kv_dim, kv_dim, 0, (size_t)shape.S, 1);
+                }
+                attention_forward(att, dim, NULL, qkv, k, v, &shape);
             }
         }
-        memcpy(mid, x, rows * dim * sizeof *mid);
-        linear_forward(mid, att, l->wo, rows, dim, dim, 1);
+        linear_forward(mid, att, l->wo, rows, dim, dim, x);
 
         rmsnorm_forward(a->norm, mid, l->rms_ffn, rows, dim);
-        linear_forward(ab, a->norm, l->w1, rows, dim, 2 * hidden, 0);
+        linear_forward(ab, a->norm, l->w1, rows, dim, 2 * hidden, NULL);
         swiglu_forward(a->hidden, ab, rows, hidden);
-        memcpy(next, mid, rows * dim * sizeof *next);
-        linear_forward(next, a->hidden, l->w2, rows, hidden, dim, 1);
+        linear_forward(next, a->hidden, l->w2, rows, hidden, dim, mid);
     }
     rmsnorm_forward(a->norm, a->x + (size_t)c->n_layers * a->x_layer, p->rms_final, rows, dim);
 }
 
-/* Loss of every row into acts->losses; when scale is not 0 also dnorm, and the gradient of the
-   output matrix. */
+/* Loss of every row into acts->losses; when scale is not 0 also the gradient of the output matrix,
+   and acts->norm becomes its own gradient. */
 static void loss_head(Model *m, const int *targets, size_t rows, float scale)
 {
     const size_t dim = (size_t)m->config.dim, V = (size_t)m->config.vocab_size;
     Activations *a = m->acts;
     for (size_t r0 = 0; r0 < rows; r0 += HEAD_ROWS) {
         const size_t n = min_size(HEAD_ROWS, rows - r0);
-        const float *x = a->norm + r0 * dim;
-        linear_forward(a->logits, x, m->params.wcls, n, dim, V, 0);
+        float *x = a->norm + r0 * dim;
+        linear_forward(a->logits, x, m->params.wcls, n, dim, V, NULL);
         #pragma omp parallel for schedule(static) if (n * V > MIN_PARALLEL)
         for (long r = 0; r < (long)n; r++) {
             const size_t row = r0 + (size_t)r;
             a->losses[row] = cross_entropy(a->logits + (size_t)r * V, V, targets[row], scale);
         }
         if (scale != 0)
-            linear_backward(a->dnorm + r0 * dim, m->grads.wcls, a->logits, x, m->params.wcls,
-                            n, dim, V, 0);
+            linear_backward(x, m->grads.wcls, a->logits, x, m->params.wcls, n, dim, V);
     }
 }
 
-/* From acts->dnorm down to the embedding, in the reverse order of model_forward. What is cheap is
-   computed again, not kept. */
+/* From the gradient in acts->norm down to the embedding, in the reverse order of model_forward. What
+   is cheap is computed again, not kept, and a gradient takes the place of its activation when that
+   has served. */
 static void layers_backward(Model *m, const int *tokens, const int *positions, int B, int T)
 {
     const Config *c = &m->config;
@@ -1720,32 +1780,31 @@ static void layers_backward(Model *m, const int *tokens, const int *positions, i
     const size_t width = shape.q_stride;
 
     memset(a->dx, 0, rows * dim * sizeof *a->dx);
-    rmsnorm_backward(a->dx, g->rms_final, a->dnorm, a->x + (size_t)c->n_layers * a->x_layer,
+    rmsnorm_backward(a->dx, g->rms_final, a->norm, a->x + (size_t)c->n_layers * a->x_layer,
                      p->rms_final, rows, dim);
     for (int i = c->n_layers - 1; i >= 0; i--) {
         const Layer *l = &p->layers[i], *d = &g->layers[i];
         const float *x = a->x + (size_t)i * a->x_layer, *mid = a->mid + (size_t)i * a->x_layer;
-        const float *qkv = a->qkv + (size_t)i * a->qkv_layer;
-        const float *att = a->att + (size_t)i * a->x_layer, *ab = a->ab + (size_t)i * a->ab_layer;
+        float *qkv = a->qkv + (size_t)i * a->qkv_layer;
+        float *att = a->att + (size_t)i * a->x_layer, *ab = a->ab + (size_t)i * a->ab_layer;
         if (c->pos->layer) {
             c->pos->layer(&m->pos, l->pos, c);
             c->pos->layer(&m->dpos, d->pos, c);
         }
 
         swiglu_forward(a->hidden, ab, rows, hidden);
-        linear_backward(a->dhidden, d->w2, a->dx, a->hidden, l->w2, rows, hidden, dim, 0);
-        swiglu_backward(a->dab, a->dhidden, ab, rows, hidden);
+        linear_backward(a->hidden, d->w2, a->dx, a->hidden, l->w2, rows, hidden, dim);
+        swiglu_backward(ab, a->hidden, rows, hidden);
         rmsnorm_forward(a->norm, mid, l->rms_ffn, rows, dim);
-        linear_backward(a->dnorm, d->w1, a->dab, a->norm, l->w1, rows, dim, 2 * hidden, 0);
-        rmsnorm_backward(a->dx, d->rms_ffn, a->dnorm, mid, l->rms_ffn, rows, dim);
+        linear_backward(a->norm, d->w1, ab, a->norm, l->w1, rows, dim, 2 * hidden);
+        rmsnorm_backward(a->dx, d->rms_ffn, a->norm, mid, l->rms_ffn, rows, dim);
 
-        linear_backward(a->dnorm, d->wo, a->dx, att, l->wo, rows, dim, dim, 0);
-        attention_backward(a->dqkv, &m->dpos, a->dnorm, qkv, att,
-                           a->lse + (size_t)i * a->lse_layer, &shape);
-        rotate(a->dqkv, &m->pos, c, positions, 0, T, rows, -1);
+        linear_backward(a->norm, d->wo, a->dx, att, l->wo, rows, dim, dim);
+        attention_backward(qkv, &m->dpos, a->norm, att, a->lse + (size_t)i * a->lse_layer, &shape);
+        rotate(qkv, &m->pos, c, positions, 0, T, rows, -1);
         rmsnorm_forward(a->norm, x, l->rms_att, rows, dim);
-        linear_backward(a->dnorm, d->wq, a->dqkv, a->norm, l->wq, rows, dim, width, 0);
-        rmsnorm_backward(a->dx, d->rms_att, a->dnorm, x, l->rms_att, rows, dim);
+        linear_backward(a->norm, d->wq, qkv, a->norm, l->wq, rows, dim, width);
+        rmsnorm_backward(a->dx, d->rms_att, a->norm, x, l->rms_att, rows, dim);
     }
     embedding_backward(g->token_embedding, &m->dpos, a->dx, tokens, positions, T, rows, dim);
 }
@@ -1795,7 +1854,8 @@ void model_logits(Model *m, float *logits, const int *tokens, const int *positio
     Activations *a = activations_for(m, rows, 0);
     if (c->pos->forward) c->pos->forward(&m->pos, m->params.pos, c);
     model_forward(m, NULL, tokens, positions, B, T);
-    linear_forward(logits, a->norm, m->params.wcls, rows, (size_t)c->dim, (size_t)c->vocab_size, 0);
+    linear_forward(logits, a->norm, m->params.wcls, rows, (size_t)c->dim, (size_t)c->vocab_size,
+                   NULL);
 }
 
 /* ---- AdamW ----------------------------------------------------------------------------------- */
@@ -1832,9 +1892,10 @@ double model_update(Model *m, int64_t step, const AdamW *o, float lr)
             m1[i] = o->beta1 * m1[i] + (1 - o->beta1) * d;
             m2[i] = o->beta2 * m2[i] + (1 - o->beta2) * d * d;
             w[i] -= lr * (m1[i] * correct1 / (sqrtf(m2[i] * correct2) + o->eps) + decay * w[i]);
+            dw[i] = 0;
         }
     }
-    memset(g, 0, p->count * sizeof *g);
+    if (!isfinite(norm)) memset(g, 0, p->count * sizeof *g);
     return norm;
 }
 
@@ -1844,14 +1905,14 @@ void cache_create(Cache *kv, const Model *m, int len)
 {
     const Config *c = &m->config;
     const size_t kv_dim = (size_t)(c->dim / c->n_heads * c->n_kv_heads);
-    const size_t bytes = (size_t)c->n_layers * (size_t)len * kv_dim * sizeof(float);
+    const size_t bytes = (size_t)c->n_layers * cache_floats((size_t)len, kv_dim) * sizeof(float);
     *kv = (Cache){ .len = len, .k = xmalloc(bytes), .v = xmalloc(bytes),
                    .logits = xmalloc((size_t)c->vocab_size * sizeof(float)) };
 }
 
 void cache_free(Cache *kv)
 {
-    free(kv->k), free(kv->v), free(kv->logits);
+    free(kv->k), free(kv->v), free(kv->rows), free(kv->logits);
     *kv = (Cache){0};
 }
 
@@ -1861,10 +1922,13 @@ const float *model_decode(Model *m, Cache *kv, const int *tokens, int n)
     const size_t dim = (size_t)c->dim;
     Activations *a = activations_for(m, (size_t)n, 0);
     if (!kv->used && c->pos->forward) c->pos->forward(&m->pos, m->params.pos, c);
+    if (kv->used && n > 1 && !kv->rows)
+        kv->rows = xmalloc(2 * (size_t)kv->len * (dim / (size_t)c->n_heads * (size_t)c->n_kv_heads)
+                           * sizeof *kv->rows);
     model_forward(m, kv, tokens, NULL, 1, n);
     kv->used += n;
     matvec(kv->logits, a->norm + (size_t)(n - 1) * dim, m->params.wcls,
-           dim, (size_t)c->vocab_size, 0);
+           dim, (size_t)c->vocab_size, NULL);
     return kv->logits;
 }
 

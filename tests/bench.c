@@ -150,8 +150,9 @@ static void bench_generate(const char *name)
     create(&m, s, "rope", 2300);
     int *x = random_tokens(2300, s->vocab, 1);
     const double bytes = 4.0 * (double)m.params.count;
+    const int all = threads_set(0);
     for (int i = 0; i < s->repeats; i++) {
-        threads_set(0);
+        threads_set(all);
         cache_create(&kv, &m, 2300);
         double t0 = seconds();
         model_decode(&m, &kv, x, 200);

@@ -8,11 +8,13 @@ static void test_gemm(void)
     static const size_t size[][3] = {
         { 1, 1, 1 }, { 2, 3, 4 }, { 12, 32, 8 }, { 13, 33, 9 }, { 11, 31, 7 }, { 24, 64, 385 },
         { 5, 200, 17 }, { 200, 5, 40 }, { 97, 130, 800 }, { 1, 77, 50 }, { 64, 2100, 3 },
-        { 410, 41, 23 } };
+        { 410, 41, 23 },
+        { 37, 300, 500 }, { 300, 70, 401 } };
     for (size_t s = 0; s < sizeof size / sizeof *size; s++)
-        for (int form = 0; form < 8; form++) {
+        for (int form = 0; form < 12; form++) {
             const size_t M = size[s][0], N = size[s][1], K = size[s][2], pad = 3;
-            const int ta = form & 1, tb = form & 2, accumulate = form >> 2;
+            const int ta = form & 1, tb = form & 2;
+            enum { NOTHING, ITSELF, ANOTHER } added = form >> 2;
             const size_t lda = (ta ? M : K) + pad, ldb = (tb ? K : N) + pad, ldc = N + pad;
             const size_t na = (ta ? K : M) * lda, nb = (tb ? N : K) * ldb, nc = M * ldc;
             float *a = xmalloc(na * 4), *b = xmalloc(nb * 4);
@@ -20,16 +22,16 @@ static void test_gemm(void)
             for (size_t i = 0; i < na; i++) a[i] = i % lda < lda - pad ? random_normal(1, i) : NAN;
             for (size_t i = 0; i < nb; i++) b[i] = i % ldb < ldb - pad ? random_normal(2, i) : NAN;
             for (size_t i = 0; i < nc; i++)
-                c[i] = i % ldc < N && accumulate ? random_normal(3, i) : NAN;
-            memcpy(before, c, nc * 4);
+                before[i] = i % ldc < N && added ? random_normal(3, i) : NAN;
+            for (size_t i = 0; i < nc; i++) c[i] = added == ITSELF ? before[i] : NAN;
             gemm(c, ldc, a, ta ? 1 : lda, ta ? lda : 1, b, tb ? 1 : ldb, tb ? ldb : 1, M, N, K,
-                 accumulate);
+                 added == ITSELF ? c : added ? before : NULL);
             double worst = 0;
             int outside = 0;
             for (size_t i = 0; i < M; i++)
                 for (size_t j = 0; j < ldc; j++) {
                     if (j >= N) { outside += !isnan(c[i * ldc + j]); continue; }
-                    double sum = accumulate ? (double)before[i * ldc + j] : 0;
+                    double sum = added ? (double)before[i * ldc + j] : 0;
                     for (size_t k = 0; k < K; k++) {
                         const float aik = a[ta ? k * lda + i : i * lda + k];
                         const float bkj = b[tb ? j * ldb + k : k * ldb + j];
@@ -58,7 +60,7 @@ static void test_gemm_threads(void)
         fill(a, M * K, 1), fill(b, N * K, 2);
         for (int threads = 1; threads <= 5; threads++) {
             threads_set(threads);
-            gemm(c, N, a, K, 1, b, 1, K, M, N, K, 0);
+            gemm(c, N, a, K, 1, b, 1, K, M, N, K, NULL);
             if (threads == 1) want = checksum(c, M * N * 4);
             CHECK(checksum(c, M * N * 4) == want);
         }
@@ -73,7 +75,7 @@ static void test_matvec(void)
         for (size_t m = 1; m < 20; m++) {
             float w[70 * 20], x[70], y[20];
             fill(w, m * n, 1), fill(x, n, 2);
-            matvec(y, x, w, n, m, 0);
+            matvec(y, x, w, n, m, NULL);
             for (size_t i = 0; i < m; i++) {
                 double sum = 0;
                 for (size_t k = 0; k < n; k++) sum += (double)w[i * n + k] * (double)x[k];
@@ -141,7 +143,8 @@ static void test_layers(void)
     memcpy(before, dx, sizeof before);
     rmsnorm_backward(dx, dgain, dy, rows_in, gain, ROWS, WIDTH);
     context = "backward adds", CHECK_CLOSE(dx[5], 2 * before[5], 1e-5);
-    swiglu_backward(dx, dy, ab, ROWS, WIDTH);
+    memcpy(dx, ab, sizeof dx);
+    swiglu_backward(dx, dy, ROWS, WIDTH);
     context = "swiglu", check_gradient(glu, ab, 2 * ROWS * WIDTH, ROWS * WIDTH, dy, dx);
     context = "";
 }
@@ -270,16 +273,25 @@ static void test_attention_forward(void)
         for (size_t i = 0; i < n; i++) worst = worse(worst, want[i], got[i]);
         CHECK_CLOSE(worst, 0, 2e-5);
         if (!s.positions && a->B == 1) {    // one query at a time, as in generation
-            float *scores = xmalloc((size_t)(a->H * a->S) * 4);
+            const size_t kv_dim = (size_t)a->G * D, start = (size_t)a->start;
+            float *ck = xmalloc(2 * cache_floats((size_t)a->S, kv_dim) * 4);
+            float *cv = ck + cache_floats((size_t)a->S, kv_dim), *back = xmalloc(s.n * 4);
             Attention one = *a;
+            // in two parts, as a prompt and what follows; and back
+            cache_copy(ck, s.qkv + dim, s.width, kv_dim, 0, start, 0);
+            cache_copy(ck, s.qkv + start * s.width + dim, s.width, kv_dim, start, (size_t)a->T, 0);
+            cache_copy(cv, s.qkv + dim + kv_dim, s.width, kv_dim, 0, (size_t)a->S, 0);
+            cache_copy(ck, back, kv_dim, kv_dim, 0, (size_t)a->S, 1);
+            for (size_t j = 0; j < (size_t)a->S; j++)
+                CHECK(!memcmp(back + j * kv_dim, s.qkv + j * s.width + dim, kv_dim * 4));
             for (int t = 0; t < a->T; t++) {
                 one.T = 1, one.start = a->start + t, one.S = one.start + 1;
                 const float *q = s.qkv + (size_t)one.start * s.width;
-                attention_step(got + (size_t)t * dim, scores, q, k, v, &one);
+                attention_step(got + (size_t)t * dim, q, ck, cv, &one);
             }
             for (size_t i = 0; i < n; i++) worst = worse(worst, want[i], got[i]);
             CHECK_CLOSE(worst, 0, 2e-5);
-            free(scores);
+            free(ck), free(back);
         }
         free(want), free(got), free(lse);
         teardown(&s);
@@ -340,7 +352,8 @@ static void test_attention_backward(void)
         if (s.pos.rel_v) d.rel_v = xmalloc(rel * 4);
         fill(dout, n, 50);
         attention_forward(out, dim, lse, s.qkv, s.qkv + dim, s.qkv + dim + (size_t)a->G * D, a);
-        attention_backward(dqkv, &d, dout, s.qkv, out, lse, a);
+        memcpy(dqkv, s.qkv, s.n * 4);
+        attention_backward(dqkv, &d, dout, out, lse, a);
         compare(&s, dout, n, s.qkv, s.n, dqkv, "qkv");
         if (s.pos.bias) {
             const size_t stride = pos_bias_stride(&d), T = (size_t)a->T, from = (size_t)d.len - T;
