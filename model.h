@@ -617,11 +617,11 @@ static __attribute__((noinline)) void product(float *c, size_t ldc,
     }
 }
 
-/* gemm's blocks (Goto & van de Geijn 2008): KC x NR floats of B (64 KiB with AVX-512) stream
-   through the first cache beside MR x KC of A; MC x KC floats of A (384 KiB) stay in the second;
-   KC x NC of B (2 MiB) in the third. A matrix of at most FEW columns leaves an A whose rows are
-   contiguous unpacked. */
-enum { KC = 512, MC = 192, NC = 1024, FEW = 256 };
+/* gemm's blocks (Goto & van de Geijn 2008): MC x KC floats of A (576 KiB) stay in the second cache,
+   KC x NC of B (2.3 MiB) in the third; KC x NR of B stream by MR x KC of A in the first. Long sums
+   pay: a tile of C is read and written once in KC. An A whose rows are contiguous stays unpacked
+   when it is used by no more than FEW columns. */
+enum { KC = 768, MC = 192, NC = 768, FEW = 256 };
 
 /* Packs `lanes` rows (of A) or columns (of B), `stride` apart, k-major: dst[k * lanes + r]; lanes
    past `valid` are zero. A transpose happens here or not at all, in the shape of 4 x 4 blocks. */
@@ -656,15 +656,14 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
           size_t M, size_t N, size_t K, const float *plus)
 {
     if (!M || !N) return;
-    size_t c_row = ldc, c_col = 1;
     // Few rows times a large transposed matrix, a short prompt or some logits: packing the large one
     // would cost as much as the product. C^T = B^T A^T makes it the A, which is read where it lies.
-    if (b_k == 1 && M < N && M <= FEW) {
+    const int turned = b_k == 1 && M < N && M <= FEW;
+    if (turned) {
         const float *matrix = a; a = b; b = matrix;
         size_t n = a_row; a_row = b_col; b_col = n;
         n = a_k; a_k = b_k; b_k = n;
         n = M; M = N; N = n;
-        c_row = 1, c_col = ldc;
     }
     const int direct = a_k == 1 && N <= FEW;
     // Blocks of even size. Which thread computes an element, and in which block, changes no bit of
@@ -710,19 +709,23 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
                             const float *ta = packed ? pa + i * kn : block;
                             const size_t ta_row = packed ? 1 : a_row, ta_k = packed ? MR : 1;
                             const float *tb = packed_b + p * NR * kn;
-                            const size_t at = (m0 + i) * c_row + (n0 + p * NR) * c_col;
-                            if (rows == MR && cols == NR && c_col == 1) {
+                            const size_t row = m0 + i, col = n0 + p * NR;
+                            const size_t at = turned ? col * ldc + row : row * ldc + col;
+                            if (rows == MR && cols == NR && !turned) {
                                 product(c + at, ldc, ta, ta_row, ta_k, tb, NR, MR, NR, kn,
                                         add ? add + at : NULL);
                                 continue;
                             }
-                            float edge[MR * NR];
+                            float edge[MR * NR], edge_t[NR * MR];
                             product(edge, NR, ta, ta_row, ta_k, tb, NR, MR, cols, kn, NULL);
-                            for (size_t j = 0; j < cols; j++)
-                                for (size_t r = 0; r < rows; r++) {
-                                    const size_t to = at + r * c_row + j * c_col;
-                                    c[to] = edge[r * NR + j] + (add ? add[to] : 0);
-                                }
+                            if (turned) pack(edge_t, edge, NR, 1, MR, MR, NR);
+                            const float *from = turned ? edge_t : edge;
+                            const size_t step = turned ? MR : NR;
+                            const size_t high = turned ? cols : rows, wide = turned ? rows : cols;
+                            for (size_t y = 0; y < high; y++)
+                                for (size_t x = 0; x < wide; x++)
+                                    c[at + y * ldc + x] = from[y * step + x]
+                                                          + (add ? add[at + y * ldc + x] : 0);
                         }
                 }
             }
@@ -1932,61 +1935,86 @@ const float *model_decode(Model *m, Cache *kv, const int *tokens, int n)
     return kv->logits;
 }
 
-typedef struct { float weight; int id; } Candidate;
-
-static int by_weight(const void *x, const void *y)    // the heaviest first, of equals the lower id
+/* Sum of the weights w_i >= t, each counted as 1 when `count`; n is a multiple of VL. */
+static double sum_from(const float *w, size_t n, float t, int count)
 {
-    const Candidate *a = x, *b = y;
-    return a->weight != b->weight ? (a->weight < b->weight ? 1 : -1) : a->id - b->id;
+    enum { BLOCK = 64 * VL };    // fp32 only within a block
+    double sum = 0;
+    for (size_t i = 0; i < n; i += BLOCK) {
+        vec s = {0};
+        for (size_t j = i; j < min_size(n, i + BLOCK); j += VL) {
+            const vec x = load(w + j);
+            s += choose(x >= t, count ? splat(1) : x, splat(0));
+        }
+        sum += (double)vsum(s);
+    }
+    return sum;
+}
+
+/* The largest t for which sum_from is `enough` or more, by bisection: floats that are not negative
+   are ordered like their bits. 0 when there is none. *above: the sum of what is heavier than t. */
+static float threshold(const float *w, size_t n, double enough, int count, double *above)
+{
+    uint32_t low = 0, high = 0x3f800001;    // the largest weight is 1
+    float t;
+    *above = 0;
+    while (high - low > 1) {
+        const uint32_t middle = low + (high - low) / 2;
+        memcpy(&t, &middle, sizeof t);
+        const double sum = sum_from(w, n, t, count);
+        if (sum >= enough) low = middle;
+        else high = middle, *above = sum;
+    }
+    memcpy(&t, &low, sizeof t);
+    return t;
+}
+
+/* Sets to 0 what is lighter than t, and of those that weigh t all but the first `equal`. */
+static void keep_heaviest(float *w, size_t n, float t, double equal)
+{
+    for (size_t i = 0; i < n; i += VL) store(w + i, choose(load(w + i) >= t, load(w + i), splat(0)));
+    for (size_t i = 0; i < n; i++) if (w[i] == t && equal-- <= 0) w[i] = 0;
 }
 
 int sample(const float *logits, int V, float temperature, int top_k, float top_p, double u)
 {
-    static Candidate *all;
-    static int room;
-    int best = 0;
-    for (int i = 0; i < V; i++) {
-        if (!isfinite(logits[i])) return -1;
-        if (logits[i] > logits[best]) best = i;
-    }
+    static float *w;
+    static size_t room;
+    const size_t n = (size_t)V, padded = round_up(n, VL);
+    const float most = row_max(logits, n);
+    int finite = isfinite(most), best = 0;
+    for (size_t i = 0; i < n; i++) finite &= fabsf(logits[i]) <= 3.4028235e38f;
+    if (!finite) return -1;
+    while (logits[best] != most) best++;
     if (temperature == 0 || top_k == 1 || top_p == 0) return best;
-    if (V > room) {
-        free(all);
-        all = xmalloc((size_t)V * sizeof *all);
-        room = V;
+    if (padded > room) {
+        free(w);
+        w = xmalloc((room = padded) * sizeof *w);
     }
     // Probabilities up to a factor, e^((x - x_best) / temperature): the largest is 1.
-    double total = 0;
-    for (int i = 0; i < V; i += VL) {
-        const int n = V - i < VL ? V - i : VL;
-        vec x = {0};
-        for (int j = 0; j < n; j++) x[j] = logits[i + j] - logits[best];
-        x = vexp(x / temperature);
-        for (int j = 0; j < n; j++) total += (double)x[j], all[i + j] = (Candidate){ x[j], i + j };
+    memcpy(w, logits, n * sizeof *w);
+    for (size_t i = n; i < padded; i++) w[i] = -INFINITY;
+    for (size_t i = 0; i < padded; i += VL) store(w + i, vexp((load(w + i) - most) / temperature));
+    double above;
+    if (top_k > 0 && top_k < V) {
+        const float t = threshold(w, padded, top_k, 1, &above);
+        keep_heaviest(w, padded, t, top_k - above);
     }
-    size_t n = (size_t)V;
-    const int k_filter = top_k > 0 && top_k < V, p_filter = top_p < 1;
-    if (k_filter || p_filter) {
-        // What is lighter than an even share of the tail, (1 - top_p) total / V, cannot be in the
-        // nucleus; few are left to sort.
-        const double least = k_filter ? 0 : (1 - (double)top_p) * total / V;
-        size_t heavy = 0;
-        for (size_t i = 0; i < n; i++) if ((double)all[i].weight >= least) all[heavy++] = all[i];
-        qsort(all, n = heavy, sizeof *all, by_weight);
-    }
-    if (k_filter) {
-        n = (size_t)top_k;
-        total = 0;
-        for (size_t i = 0; i < n; i++) total += (double)all[i].weight;
-    }
-    if (p_filter) {    // the nucleus: the smallest set of at least top_p (Holtzman et al. 2020)
+    double total = sum_from(w, padded, 0, 0);
+    if (top_p < 1) {    // the nucleus: the smallest set of at least top_p (Holtzman et al. 2020)
         const double enough = (double)top_p * total;
-        size_t kept = 0;
-        for (total = 0; kept < n && total < enough; kept++) total += (double)all[kept].weight;
-        n = kept;
+        const float t = threshold(w, padded, enough, 0, &above);
+        keep_heaviest(w, padded, t, t > 0 ? ceil((enough - above) / (double)t) : 0);
+        total = sum_from(w, padded, 0, 0);
     }
     double left = u * total;
-    for (size_t i = 0; i < n; i++) if ((left -= (double)all[i].weight) < 0) return all[i].id;
+    for (size_t i = 0; i < padded; i += 64 * VL) {    // whole blocks first
+        const size_t end = min_size(padded, i + 64 * VL);
+        const double block = sum_from(w + i, end - i, 0, 0);
+        for (size_t j = i; left < block && j < end; j++)
+            if ((left -= (double)w[j]) < 0) return (int)j;
+        left -= left < block ? 0 : block;
+    }
     return best;
 }
 
