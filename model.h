@@ -122,11 +122,10 @@ float *pos_alloc(PosTables *t, size_t floats);  // zeroed, freed with the tables
 
 typedef struct {                  // one layer's tensors, (out, in)
     float *rms_att;               // (dim)
-    float *wq, *wk, *wv;          // (dim, dim) (kv_dim, dim) (kv_dim, dim), one behind the other:
-                                  //   a single product with wq gives q, k and v
+    float *wq, *wk, *wv;          // (dim, dim) (kv_dim, dim) (kv_dim, dim)
     float *wo;                    // (dim, dim)
     float *rms_ffn;               // (dim)
-    float *w1, *w3;               // (hidden_dim, dim) each, one behind the other
+    float *w1, *w3;               // (hidden_dim, dim) each
     float *w2;                    // (dim, hidden_dim)
     float *pos;                   // the encoding's block
 } Layer;
@@ -150,6 +149,7 @@ typedef struct {                  // an arena: the layout of parameters, gradien
     float *pos;                   // the encoding's shared block
     Tensor *tensors;              // the list of all, in file order
     int n_tensors;
+    const size_t *first;          // while it is laid out: places in a file of another order
 } Params;
 
 /* A vocabulary with llama2.c's rules, or the 256 bytes themselves. */
@@ -168,6 +168,11 @@ typedef struct {
 } Tokenizer;
 
 typedef struct Activations Activations;
+typedef struct Quantized Quantized;
+
+typedef struct {                  // a layer's matrices as int8, see model_quantize
+    Quantized *qkv, *wo, *w13, *w2;
+} LayerInt8;
 
 typedef struct {
     Config config;
@@ -176,6 +181,8 @@ typedef struct {
     float *m, *v;                 // AdamW's moments, layout of params; NULL when not trained
     PosTables pos, dpos;
     Activations *acts;
+    LayerInt8 *int8;              // (n_layers), and the output matrix; NULL unless quantised
+    Quantized *wcls_int8;
     void *map; size_t map_size;   // the file that params.data lies in, if it is mapped
 } Model;
 
@@ -214,6 +221,10 @@ void model_logits(Model *m, float *logits, const int *tokens, const int *positio
 /* Floats of activations that model_backward keeps for B sequences of T; the scratch of products and
    attention, a few MiB, comes on top. */
 size_t model_scratch_floats(const Config *c, int B, int T);
+
+/* From here on the matrices are read as int8, in groups of 64 that share a scale: 1.06 bytes a
+   weight. Embeddings are looked up in fp32. For models that are not trained any more. */
+void model_quantize(Model *m);
 
 typedef struct { float beta1, beta2, eps, weight_decay, clip; } AdamW;    // clip 0: no clipping
 /* One step of AdamW (Loshchilov & Hutter 2019) on m->grads, which is zeroed. step counts from 1.
@@ -747,15 +758,110 @@ static void matvec(float *y, const float *x, const float *w, size_t n_in, size_t
     }
 }
 
+/* int8 weights for generation: groups of 64 neighbours in a row share a scale,
+   w = scale q, q = round(127 w / max |w|); the last group of a row is filled up with zeros. */
+enum { GROUP = 64 };
+struct Quantized { float scale; int8_t q[GROUP]; };
+
+static void quantize(Quantized *out, const float *w, size_t n_in, size_t n_out)
+{
+    const size_t groups = div_up(n_in, GROUP);
+    #pragma omp parallel for schedule(static)
+    for (long o = 0; o < (long)n_out; o++)
+        for (size_t g = 0; g < groups; g++) {
+            const float *from = w + (size_t)o * n_in + g * GROUP;
+            const size_t n = min_size(GROUP, n_in - g * GROUP);
+            float most = 0;
+            for (size_t i = 0; i < n; i++) most = fabsf(from[i]) > most ? fabsf(from[i]) : most;
+            Quantized *to = out + (size_t)o * groups + g;
+            *to = (Quantized){ .scale = most / 127 };
+            const float inverse = most > 0 ? 127 / most : 0;
+            for (size_t i = 0; i < n; i++) to->q[i] = (int8_t)lrintf(from[i] * inverse);
+        }
+}
+
+INLINE vec load_int8(const int8_t *q)
+{
+    typedef int8_t bytes __attribute__((vector_size(VL), aligned(1), may_alias));
+    return __builtin_convertvector(*(const bytes *)q, vec);
+}
+
+/* As matvec. */
+static void matvec_int8(float *y, const float *x, const Quantized *w, size_t n_in, size_t n_out,
+                        const float *plus)
+{
+    const size_t groups = div_up(n_in, GROUP);
+    float *padded = workspace(groups * GROUP);
+    memcpy(padded, x, n_in * sizeof *x);
+    memset(padded + n_in, 0, (groups * GROUP - n_in) * sizeof *x);
+    #pragma omp parallel for schedule(static) if (n_in * n_out > MIN_STREAMED)
+    for (long o = 0; o < (long)n_out; o++) {
+        const Quantized *row = w + (size_t)o * groups;
+        vec sum = {0};
+        for (size_t g = 0; g < groups; g++) {
+            vec part = {0};
+            __builtin_prefetch((const char *)(row + g) + 4096);
+            for (int i = 0; i < GROUP; i += VL)
+                part += load_int8(row[g].q + i) * load(padded + g * GROUP + i);
+            sum += row[g].scale * part;
+        }
+        y[o] = vsum(sum) + (plus ? plus[o] : 0);
+    }
+}
+
+/* Y (rows, n_out) = X W^T, plus `plus`: W becomes fp32 again, a piece that the second cache holds at
+   a time. */
+static void gemm_int8(float *y, const float *x, const Quantized *w, size_t rows, size_t n_in,
+                      size_t n_out, const float *plus)
+{
+    static float *piece;
+    static size_t room;
+    const size_t groups = div_up(n_in, GROUP), at_once = min_size(n_out, div_up(1 << 18, n_in));
+    if (at_once * n_in > room) {
+        free(piece);
+        piece = xmalloc((room = at_once * n_in) * sizeof *piece);
+    }
+    for (size_t from = 0; from < n_out; from += at_once) {
+        const size_t n = min_size(at_once, n_out - from);
+        #pragma omp parallel for schedule(static)
+        for (long o = 0; o < (long)n; o++)
+            for (size_t g = 0; g < groups; g++) {
+                const Quantized *q = w + (from + (size_t)o) * groups + g;
+                for (size_t i = 0; i < min_size(GROUP, n_in - g * GROUP); i++)
+                    piece[(size_t)o * n_in + g * GROUP + i] = q->scale * q->q[i];
+            }
+        gemm(y + from, n_out, x, n_in, 1, piece, 1, n_in, rows, n, n_in, plus ? plus + from : NULL);
+    }
+}
+
 /* ---- Layers: forward and backward side by side ----------------------------------------------- */
+
+/* One matrix, or several that are multiplied by the same x: (n_out, n_in) altogether. Those that
+   stand behind each other in memory are one. */
+typedef struct {
+    const float *w[3];
+    size_t n_out[3];              // rows of each, 0 for those that are not there
+    const Quantized *int8;        // all of them, quantised: read instead, unless it is NULL
+} Matrices;
 
 /* y (rows, n_out) = x (rows, n_in) W^T, plus `plus` (rows, n_out) unless it is NULL.
    torch: y = F.linear(x, w) */
-static void linear_forward(float *y, const float *x, const float *w,
-                           size_t rows, size_t n_in, size_t n_out, const float *plus)
+static void linear_forward(float *y, const float *x, Matrices m, size_t rows, size_t n_in,
+                           const float *plus)
 {
-    if (rows == 1) matvec(y, x, w, n_in, n_out, plus);
-    else gemm(y, n_out, x, n_in, 1, w, 1, n_in, rows, n_out, n_in, plus);
+    const size_t n_out = m.n_out[0] + m.n_out[1] + m.n_out[2];
+    if (m.int8) {
+        if (rows == 1) matvec_int8(y, x, m.int8, n_in, n_out, plus);
+        else gemm_int8(y, x, m.int8, rows, n_in, n_out, plus);
+        return;
+    }
+    for (size_t at = 0, k = 0, n; at < n_out; at += n) {
+        const float *w = m.w[k];
+        for (n = m.n_out[k++]; k < 3 && m.w[k] == w + n * n_in; k++) n += m.n_out[k];
+        const float *add = plus ? plus + at : NULL;
+        if (rows == 1) matvec(y + at, x, w, n_in, n, add);
+        else gemm(y + at, n_out, x, n_in, 1, w, 1, n_in, rows, n, n_in, add);
+    }
 }
 
 /* dW += dy^T x;  dx = dy W, which may take the place of x */
@@ -1469,47 +1575,67 @@ const char *config_check(Config *c)
 }
 
 /* The layout of an arena is written down here and nowhere else. It is also the order of the tensors
-   in model.bin. */
-static float *take(Params *p, enum TensorKind kind, int layer, const char *name, size_t count)
+   in model.bin. A file of another order says at which float the tensors of each slot begin, layer
+   behind layer. */
+enum { EMB, RMS_ATT, WQ, WK, WV, WO, RMS_FFN, W1, W3, W2, LAYER_POS, RMS_FINAL, CLS, SHARED_POS,
+            SLOTS };
+static const struct { const char *name; enum TensorKind kind; } SLOT[SLOTS] = {
+    [EMB] = { "token_embedding", EMBEDDING }, [RMS_ATT] = { "rms_att", GAIN },
+    [WQ] = { "wq", MATRIX }, [WK] = { "wk", MATRIX }, [WV] = { "wv", MATRIX },
+    [WO] = { "wo", RESIDUAL }, [RMS_FFN] = { "rms_ffn", GAIN }, [W1] = { "w1", MATRIX },
+    [W3] = { "w3", MATRIX }, [W2] = { "w2", RESIDUAL }, [LAYER_POS] = { "pos", POSITION },
+    [RMS_FINAL] = { "rms_final", GAIN }, [CLS] = { "wcls", EMBEDDING },
+    [SHARED_POS] = { "pos", POSITION } };
+
+static float *take(Params *p, int slot, int layer, size_t count)
 {
+    const size_t later = layer > 0 ? (size_t)layer * count : 0;
+    const size_t offset = p->first ? p->first[slot] + later : p->count;
+    if (!count) return NULL;
     if (p->tensors) {
         Tensor *t = &p->tensors[p->n_tensors];
-        *t = (Tensor){ .kind = kind, .offset = p->count, .count = count };
-        if (layer < 0) snprintf(t->name, sizeof t->name, "%s", name);
-        else snprintf(t->name, sizeof t->name, "layers.%d.%s", layer, name);
+        *t = (Tensor){ .kind = SLOT[slot].kind, .offset = offset, .count = count };
+        if (layer < 0) snprintf(t->name, sizeof t->name, "%s", SLOT[slot].name);
+        else snprintf(t->name, sizeof t->name, "layers.%d.%s", layer, SLOT[slot].name);
     }
     p->n_tensors++;
-    float *at = p->data ? p->data + p->count : NULL;
     p->count += count;
-    return at;
+    return p->data ? p->data + offset : NULL;
+}
+
+static size_t slot_floats(const Config *c, int slot)    // of one layer
+{
+    const size_t dim = (size_t)c->dim, kv_dim = dim / (size_t)c->n_heads * (size_t)c->n_kv_heads;
+    const size_t hidden = (size_t)c->hidden_dim, V = (size_t)c->vocab_size;
+    switch (slot) {
+        case EMB: return V * dim;
+        case RMS_ATT: case RMS_FFN: case RMS_FINAL: return dim;
+        case WQ: case WO: return dim * dim;
+        case WK: case WV: return kv_dim * dim;
+        case W1: case W3: case W2: return hidden * dim;
+        case LAYER_POS: return c->pos->layer_params ? c->pos->layer_params(c) : 0;
+        case CLS: return c->untied ? V * dim : 0;
+        default: return c->pos->shared_params ? c->pos->shared_params(c) : 0;
+    }
 }
 
 static void params_layout(Params *p, const Config *c)
 {
-    const size_t dim = (size_t)c->dim, kv_dim = dim / (size_t)c->n_heads * (size_t)c->n_kv_heads;
-    const size_t hidden = (size_t)c->hidden_dim, V = (size_t)c->vocab_size;
-    const size_t shared = c->pos->shared_params ? c->pos->shared_params(c) : 0;
-    const size_t per_layer = c->pos->layer_params ? c->pos->layer_params(c) : 0;
     Layer unused, *l;
     p->count = 0;
     p->n_tensors = 0;
-    p->token_embedding = take(p, EMBEDDING, -1, "token_embedding", V * dim);
+    p->token_embedding = take(p, EMB, -1, slot_floats(c, EMB));
     for (int i = 0; i < c->n_layers; i++) {
         l = p->layers ? &p->layers[i] : &unused;
-        l->rms_att = take(p, GAIN, i, "rms_att", dim);
-        l->wq = take(p, MATRIX, i, "wq", dim * dim);
-        l->wk = take(p, MATRIX, i, "wk", kv_dim * dim);
-        l->wv = take(p, MATRIX, i, "wv", kv_dim * dim);
-        l->wo = take(p, RESIDUAL, i, "wo", dim * dim);
-        l->rms_ffn = take(p, GAIN, i, "rms_ffn", dim);
-        l->w1 = take(p, MATRIX, i, "w1", hidden * dim);
-        l->w3 = take(p, MATRIX, i, "w3", hidden * dim);
-        l->w2 = take(p, RESIDUAL, i, "w2", dim * hidden);
-        l->pos = per_layer ? take(p, POSITION, i, "pos", per_layer) : NULL;
+        float **const field[] = { &l->rms_att, &l->wq, &l->wk, &l->wv, &l->wo, &l->rms_ffn,
+                                  &l->w1, &l->w3, &l->w2, &l->pos };
+        for (int k = RMS_ATT; k <= LAYER_POS; k++)
+            *field[k - RMS_ATT] = take(p, k, i, slot_floats(c, k));
     }
-    p->rms_final = take(p, GAIN, -1, "rms_final", dim);
-    p->wcls = c->untied ? take(p, EMBEDDING, -1, "wcls", V * dim) : p->token_embedding;
-    p->pos = shared ? take(p, POSITION, -1, "pos", shared) : NULL;
+    p->rms_final = take(p, RMS_FINAL, -1, slot_floats(c, RMS_FINAL));
+    p->wcls = take(p, CLS, -1, slot_floats(c, CLS));
+    if (!c->untied) p->wcls = p->token_embedding;
+    p->pos = take(p, SHARED_POS, -1, slot_floats(c, SHARED_POS));
 }
 
 size_t config_params(const Config *c)
@@ -1520,14 +1646,15 @@ size_t config_params(const Config *c)
 }
 
 /* Points an arena into data, or into memory of its own when data is NULL. */
-static void params_create(Params *p, const Config *c, float *data)
+static void params_create(Params *p, const Config *c, float *data, const size_t *first)
 {
-    *p = (Params){0};
+    *p = (Params){ .first = first };
     params_layout(p, c);
     p->data = data ? data : xmalloc(p->count * sizeof *data);
     p->layers = xmalloc((size_t)c->n_layers * sizeof *p->layers);
     p->tensors = xmalloc((size_t)p->n_tensors * sizeof *p->tensors);
     params_layout(p, c);
+    p->first = NULL;
 }
 
 static void tables_create(PosTables *t, const Config *c, float *shared, int len)
@@ -1536,18 +1663,18 @@ static void tables_create(PosTables *t, const Config *c, float *shared, int len)
     if (c->pos->build) c->pos->build(t, shared, c);
 }
 
-/* data NULL: parameters in memory of their own. */
-static void model_place(Model *m, const Config *c, int max_len, float *data)
+/* data NULL: parameters in memory of their own. first NULL: in our own order. */
+static void model_place(Model *m, const Config *c, int max_len, float *data, const size_t *first)
 {
     m->config = *c;
-    params_create(&m->params, c, data);
+    params_create(&m->params, c, data, first);
     tables_create(&m->pos, c, m->params.pos, max_len);
 }
 
 void model_create(Model *m, const Config *c, int max_len)
 {
     *m = (Model){0};
-    model_place(m, c, max_len, NULL);
+    model_place(m, c, max_len, NULL, NULL);
 }
 
 void model_init(Model *m, uint64_t seed)
@@ -1569,7 +1696,7 @@ void model_init(Model *m, uint64_t seed)
 
 void model_train_begin(Model *m)
 {
-    params_create(&m->grads, &m->config, NULL);
+    params_create(&m->grads, &m->config, NULL, NULL);
     if (!m->m) {
         m->m = xmalloc(m->params.count * sizeof(float));
         m->v = xmalloc(m->params.count * sizeof(float));
@@ -1677,11 +1804,43 @@ void model_free(Model *m)
         free(arenas[i]->tensors);
     }
     free(m->m), free(m->v);
+    for (int i = 0; m->int8 && i < m->config.n_layers; i++)
+        free(m->int8[i].qkv), free(m->int8[i].wo), free(m->int8[i].w13), free(m->int8[i].w2);
+    free(m->int8), free(m->wcls_int8);
     for (int i = 0; i < 2; i++) free(m->pos.owned[i]), free(m->dpos.owned[i]);
     activations_free(m->acts);
     tokenizer_free(&m->tokenizer);
     if (m->map) munmap(m->map, m->map_size);
     *m = (Model){0};
+}
+
+/* The matrices one behind the other, as linear_forward multiplies them. */
+static Quantized *quantized(const float *const *w, const size_t *n_out, int n, size_t n_in)
+{
+    const size_t groups = div_up(n_in, GROUP);
+    size_t rows = 0, at = 0;
+    for (int k = 0; k < n; k++) rows += n_out[k];
+    Quantized *out = xmalloc(rows * groups * sizeof *out);
+    for (int k = 0; k < n; at += n_out[k++]) quantize(out + at * groups, w[k], n_in, n_out[k]);
+    return out;
+}
+
+void model_quantize(Model *m)
+{
+    const Config *c = &m->config;
+    const size_t dim = (size_t)c->dim, kv_dim = dim / (size_t)c->n_heads * (size_t)c->n_kv_heads;
+    const size_t hidden = (size_t)c->hidden_dim, V = (size_t)c->vocab_size;
+    m->int8 = xmalloc((size_t)c->n_layers * sizeof *m->int8);
+    for (int i = 0; i < c->n_layers; i++) {
+        const Layer *l = &m->params.layers[i];
+        m->int8[i] = (LayerInt8){
+            .qkv = quantized((const float *[]){ l->wq, l->wk, l->wv },
+                             (size_t[]){ dim, kv_dim, kv_dim }, 3, dim),
+            .wo = quantized((const float *[]){ l->wo }, &dim, 1, dim),
+            .w13 = quantized((const float *[]){ l->w1, l->w3 }, (size_t[]){ hidden, hidden }, 2, dim),
+            .w2 = quantized((const float *[]){ l->w2 }, &dim, 1, hidden) };
+    }
+    m->wcls_int8 = quantized((const float *[]){ m->params.wcls }, &V, 1, dim);
 }
 
 static Attention attention_of(const Model *m, const int *positions, int B, int T, int start)
@@ -1711,6 +1870,7 @@ static void model_forward(Model *m, Cache *kv, const int *tokens, const int *pos
     embedding_forward(a->x, p->token_embedding, &m->pos, tokens, positions, start, T, rows, dim);
     for (int i = 0; i < c->n_layers; i++) {
         const Layer *l = &p->layers[i];
+        const LayerInt8 *int8 = m->int8 ? &m->int8[i] : NULL;
         float *x = a->x + (size_t)i * a->x_layer, *next = x + a->x_layer;
         float *mid = a->mid + (size_t)i * a->x_layer;
         float *qkv = a->qkv + (size_t)i * a->qkv_layer, *att = a->att + (size_t)i * a->x_layer;
@@ -1718,7 +1878,8 @@ static void model_forward(Model *m, Cache *kv, const int *tokens, const int *pos
         if (c->pos->layer) c->pos->layer(&m->pos, l->pos, c);
 
         rmsnorm_forward(a->norm, x, l->rms_att, rows, dim);
-        linear_forward(qkv, a->norm, l->wq, rows, dim, width, NULL);
+        linear_forward(qkv, a->norm, (Matrices){ { l->wq, l->wk, l->wv }, { dim, kv_dim, kv_dim },
+                                                 int8 ? int8->qkv : NULL }, rows, dim, NULL);
         rotate(qkv, &m->pos, c, positions, start, T, rows, 1);
         if (!kv) {
             attention_forward(att, dim, a->lse + (size_t)i * a->lse_layer,
@@ -1740,14 +1901,24 @@ static void model_forward(Model *m, Cache *kv, const int *tokens, const int *pos
                 attention_forward(att, dim, NULL, qkv, k, v, &shape);
             }
         }
-        linear_forward(mid, att, l->wo, rows, dim, dim, x);
+        linear_forward(mid, att, (Matrices){ { l->wo }, { dim }, int8 ? int8->wo : NULL },
+                       rows, dim, x);
 
         rmsnorm_forward(a->norm, mid, l->rms_ffn, rows, dim);
-        linear_forward(ab, a->norm, l->w1, rows, dim, 2 * hidden, NULL);
+        linear_forward(ab, a->norm, (Matrices){ { l->w1, l->w3 }, { hidden, hidden },
+                                                int8 ? int8->w13 : NULL }, rows, dim, NULL);
         swiglu_forward(a->hidden, ab, rows, hidden);
-        linear_forward(next, a->hidden, l->w2, rows, hidden, dim, mid);
+        linear_forward(next, a->hidden, (Matrices){ { l->w2 }, { dim }, int8 ? int8->w2 : NULL },
+                       rows, hidden, mid);
     }
     rmsnorm_forward(a->norm, a->x + (size_t)c->n_layers * a->x_layer, p->rms_final, rows, dim);
+}
+
+static void output_forward(float *logits, const float *x, const Model *m, size_t rows)
+{
+    const size_t V = (size_t)m->config.vocab_size;
+    linear_forward(logits, x, (Matrices){ { m->params.wcls }, { V }, m->wcls_int8 }, rows,
+                   (size_t)m->config.dim, NULL);
 }
 
 /* Loss of every row into acts->losses; when scale is not 0 also the gradient of the output matrix,
@@ -1759,7 +1930,7 @@ static void loss_head(Model *m, const int *targets, size_t rows, float scale)
     for (size_t r0 = 0; r0 < rows; r0 += HEAD_ROWS) {
         const size_t n = min_size(HEAD_ROWS, rows - r0);
         float *x = a->norm + r0 * dim;
-        linear_forward(a->logits, x, m->params.wcls, n, dim, V, NULL);
+        output_forward(a->logits, x, m, n);
         #pragma omp parallel for schedule(static) if (n * V > MIN_PARALLEL)
         for (long r = 0; r < (long)n; r++) {
             const size_t row = r0 + (size_t)r;
@@ -1857,8 +2028,7 @@ void model_logits(Model *m, float *logits, const int *tokens, const int *positio
     Activations *a = activations_for(m, rows, 0);
     if (c->pos->forward) c->pos->forward(&m->pos, m->params.pos, c);
     model_forward(m, NULL, tokens, positions, B, T);
-    linear_forward(logits, a->norm, m->params.wcls, rows, (size_t)c->dim, (size_t)c->vocab_size,
-                   NULL);
+    output_forward(logits, a->norm, m, rows);
 }
 
 /* ---- AdamW ----------------------------------------------------------------------------------- */
@@ -1930,8 +2100,7 @@ const float *model_decode(Model *m, Cache *kv, const int *tokens, int n)
                            * sizeof *kv->rows);
     model_forward(m, kv, tokens, NULL, 1, n);
     kv->used += n;
-    matvec(kv->logits, a->norm + (size_t)(n - 1) * dim, m->params.wcls,
-           dim, (size_t)c->vocab_size, NULL);
+    output_forward(kv->logits, a->norm + (size_t)(n - 1) * dim, m, 1);
     return kv->logits;
 }
 
@@ -2489,9 +2658,8 @@ static int max_positions(const Config *c, int max_len, const char *path)
     return max_len > c->seq_len ? max_len : c->seq_len;
 }
 
-/* A checkpoint of llama2.c: its tensors stand by kind, all layers of one behind each other, and are
-   copied into our order. */
-static void load_llama2c(Model *m, const char *path, const char *file, size_t size, int max_len)
+/* A checkpoint of llama2.c: its tensors stand by kind, all layers of one behind each other. */
+static void load_llama2c(Model *m, const char *path, char *file, size_t size, int max_len)
 {
     int32_t n[7], version = 0;
     const int versioned = !memcmp(file, "24ka", 4);
@@ -2515,35 +2683,21 @@ static void load_llama2c(Model *m, const char *path, const char *file, size_t si
     const double angles = versioned ? 0 : (double)c.seq_len * (c.dim / c.n_heads / 2) * 2;
     check_size(path, (versioned ? 256 : 28) + 4 * ((double)config_params(&c) + angles), size);
 
-    model_create(m, &c, max_positions(&c, max_len, path));
-    Params *p = &m->params;
-    const Layer *l = p->layers;
-    const size_t dim = (size_t)c.dim, kv = dim / (size_t)c.n_heads * (size_t)c.n_kv_heads;
-    const size_t hidden = (size_t)c.hidden_dim;
-    const size_t L = (size_t)c.n_layers, embedding = (size_t)c.vocab_size * dim;
-    enum { EMB, ATT, WQ, WK, WV, WO, FFN, W1, W2, W3, FINAL, ANGLES, CLS, KINDS };
-    const struct { float *first; size_t count, layers; } kind[KINDS] = {
-        [EMB] = { p->token_embedding, embedding, 1 }, [ATT] = { l->rms_att, dim, L },
-        [WQ] = { l->wq, dim * dim, L }, [WK] = { l->wk, kv * dim, L },
-        [WV] = { l->wv, kv * dim, L }, [WO] = { l->wo, dim * dim, L },
-        [FFN] = { l->rms_ffn, dim, L }, [W1] = { l->w1, hidden * dim, L },
-        [W2] = { l->w2, dim * hidden, L }, [W3] = { l->w3, hidden * dim, L },
-        [FINAL] = { p->rms_final, dim, 1 }, [ANGLES] = { NULL, (size_t)angles, 1 },
-        [CLS] = { p->wcls, untied ? embedding : 0, 1 } };
-    static const int order[2][KINDS] = {
-        { EMB, ATT, WQ, WK, WV, WO, FFN, W1, W2, W3, FINAL, ANGLES, CLS },
-        { ATT, FFN, FINAL, EMB, WQ, WK, WV, WO, W1, W2, W3, CLS, ANGLES } };
-    const char *at = file + (versioned ? 256 : 28);
-    const size_t layer_floats = L > 1 ? (size_t)(l[1].wq - l[0].wq) : 0;
-    for (int k = 0; k < KINDS; k++) {
-        const int i = order[versioned][k];
-        const size_t bytes = kind[i].count * sizeof(float);
-        #pragma omp parallel for schedule(static)
-        for (long j = 0; j < (long)kind[i].layers; j++)
-            if (kind[i].first)
-                memcpy(kind[i].first + (size_t)j * layer_floats, at + (size_t)j * bytes, bytes);
-        at += kind[i].layers * bytes;
+    // ANGLES stands for the tables, which nobody reads.
+    enum { ANGLES = LAYER_POS };
+    static const int order[2][13] = {
+        { EMB, RMS_ATT, WQ, WK, WV, WO, RMS_FFN, W1, W2, W3, RMS_FINAL, ANGLES, CLS },
+        { RMS_ATT, RMS_FFN, RMS_FINAL, EMB, WQ, WK, WV, WO, W1, W2, W3, CLS, ANGLES } };
+    size_t first[SLOTS] = {0}, at = 0;
+    for (int k = 0; k < 13; k++) {
+        const int slot = order[versioned][k];
+        const int once = slot == EMB || slot == RMS_FINAL || slot == CLS;
+        first[slot] = at;
+        at += slot == ANGLES ? (size_t)angles
+                             : slot_floats(&c, slot) * (once ? 1 : (size_t)c.n_layers);
     }
+    model_place(m, &c, max_positions(&c, max_len, path),
+                (float *)(void *)(file + (versioned ? 256 : 28)), first);
 }
 
 static int load_posenc(Model *m, const char *path, char *file, size_t size, int max_len,
@@ -2598,7 +2752,7 @@ static int load_posenc(Model *m, const char *path, char *file, size_t size, int 
     } else {
         tokenizer_bytes(&m->tokenizer);
     }
-    model_place(m, &c, max_positions(&c, max_len, path), (float *)(void *)params);
+    model_place(m, &c, max_positions(&c, max_len, path), (float *)(void *)params, NULL);
     return h.state_bytes > 0;
 }
 
@@ -2610,12 +2764,11 @@ int model_load(Model *m, const char *path, const char *tokenizer, int max_len, T
     char *file = file_map(path, &size);
     if (!memcmp(file, MAGIC, sizeof MAGIC)) {
         has_state = load_posenc(m, path, file, size, max_len, state);
-        m->map = file;
-        m->map_size = size;
     } else {
         load_llama2c(m, path, file, size, max_len);
-        munmap(file, size);
     }
+    m->map = file;
+    m->map_size = size;
     Tokenizer own = m->tokenizer;
     if (tokenizer) {
         if (strcmp(tokenizer, "bytes")) tokenizer_load(&m->tokenizer, tokenizer);
