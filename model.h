@@ -238,7 +238,7 @@ double model_update(Model *m, int64_t step, const AdamW *o, float lr);
 typedef struct {                  // keys (turned) and values of the tokens seen so far
     int len, used;                // capacity and tokens in it
     float *k, *v;                 // (n_layers, len, kv_dim), see cache_copy
-    float *rows;                  // (2, len, kv_dim) the same of one layer, when several tokens follow
+    float *rows;                  // (2, len, kv_dim) of one layer, for tokens that follow together
     float *logits;                // (V) of the last token
 } Cache;
 
@@ -332,6 +332,14 @@ extern const char *const threads_kind;    // "OpenMP" or why there is one thread
 extern const int vector_width;    // floats in a register
 double seconds(void);             // monotonic, from some start
 double peak_mib(void);            // largest resident size of this process so far
+
+/* Where time goes. While `profile` is not NULL, kernels add their seconds to it. */
+enum Section { PRODUCTS, ATTENTION, LAYERS, LOSS, OPTIMIZER, SECTIONS };
+typedef struct {
+    double spent[SECTIONS];       // by the first thread; LAYERS: norms, SwiGLU, embedding, rotation
+    double waited;                // by all threads together, for others in products and attention
+} Profile;
+extern Profile *profile;
 
 /* Randomness is a function of what it is for: nothing is stored, and no use disturbs another. A
    purpose is one of these, plus an index below 256 or hashed with a name. */
@@ -476,6 +484,28 @@ double peak_mib(void)
 #endif
 }
 
+Profile *profile;
+
+/* SECTION(what); at the top of a block: its time, however it is left, is spent on `what`. */
+typedef struct { enum Section what; double began; } Timer;
+static Timer timer_begin(enum Section what) { return (Timer){ what, profile ? seconds() : 0 }; }
+static void timer_end(const Timer *t)
+{
+    if (profile) profile->spent[t->what] += seconds() - t->began;
+}
+#define SECTION(what) \
+    __attribute__((cleanup(timer_end))) const Timer timer_ = timer_begin(what); (void)timer_
+
+static void barrier(void)    // of the parallel region that it is called in
+{
+    const double began = profile ? seconds() : 0;
+    #pragma omp barrier
+    if (!profile) return;
+    const double waited = seconds() - began;
+    #pragma omp atomic
+    profile->waited += waited;
+}
+
 /* The finaliser of splitmix64 (Steele, Lea & Flood 2014), once per word of the key. */
 static uint64_t mix(uint64_t z)
 {
@@ -536,8 +566,10 @@ INLINE vec choose(ivec mask, vec a, vec b) { return (vec)((mask & (ivec)a) | (~m
 INLINE vec vmax(vec a, vec b) { return choose(a > b, a, b); }
 INLINE float vsum(vec v)
 {
-    for (int half = VL / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) v[i] += v[i + half];
+    for (int i = 0; i < VL / 2; i++) v[i] += v[i + VL / 2];    // bounds that are constants: no loop
+    for (int i = 0; i < VL / 4; i++) v[i] += v[i + VL / 4];
+    for (int i = 0; i < VL / 8; i++) v[i] += v[i + VL / 8];
+    for (int i = 0; i < VL / 16; i++) v[i] += v[i + VL / 16];
     return v[0];
 }
 INLINE float vmaximum(vec v)
@@ -610,8 +642,8 @@ INLINE void tile(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
         }
 }
 
-/* C (m, n) = A.B, plus `plus` as above, on scratch that is padded to whole tiles: m rounded up to MR,
-   n to VL. Not inlined, so that the program holds the micro-kernel twice and not thirty times. */
+/* C (m, n) = A.B, plus `plus` as above, on scratch that is padded to whole tiles: m rounded up to
+   MR, n to VL. Not inlined, so that the program does not hold the micro-kernel thirty times. */
 static __attribute__((noinline)) void product(float *c, size_t ldc,
                                               const float *a, size_t a_row, size_t a_k,
                                               const float *b, size_t ldb,
@@ -667,8 +699,10 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
           size_t M, size_t N, size_t K, const float *plus)
 {
     if (!M || !N) return;
-    // Few rows times a large transposed matrix, a short prompt or some logits: packing the large one
-    // would cost as much as the product. C^T = B^T A^T makes it the A, which is read where it lies.
+    SECTION(PRODUCTS);
+    // Few rows times a large transposed matrix, a short prompt or some logits: packing the large
+    // one would cost a good part of the product. C^T = B^T A^T makes it the A, which is read where
+    // it lies.
     const int turned = b_k == 1 && M < N && M <= FEW;
     if (turned) {
         const float *matrix = a; a = b; b = matrix;
@@ -697,12 +731,13 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
                 const size_t nn = min_size(nc, N - n0), kn = min_size(kc, K - k0);
                 const size_t panels = div_up(nn, NR), share = div_up(panels, col_blocks);
                 const float *add = k0 ? c : plus;
-                #pragma omp for schedule(static)
+                #pragma omp for schedule(static) nowait
                 for (long p = 0; p < (long)panels; p++)
                     pack(packed_b + (size_t)p * NR * kn,
                          b + k0 * b_k + (n0 + (size_t)p * NR) * b_col, b_col, b_k,
                          min_size(NR, nn - (size_t)p * NR), NR, kn);
-                #pragma omp for schedule(static)
+                barrier();
+                #pragma omp for schedule(static) nowait
                 for (long unit = 0; unit < (long)(row_blocks * col_blocks); unit++) {
                     const size_t m0 = (size_t)unit / col_blocks * mc;
                     const size_t p0 = (size_t)unit % col_blocks * share;
@@ -739,6 +774,7 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
                                                           + (add ? add[at + y * ldc + x] : 0);
                         }
                 }
+                barrier();
             }
     }
 }
@@ -746,8 +782,8 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
 /* Elements below which threads cost more than they give, and that where they are only read once. */
 enum { MIN_PARALLEL = 1 << 14, MIN_STREAMED = 1 << 17 };
 
-/* y (n_out) = W (n_out, n_in) x, plus `plus` unless it is NULL. Reads W once, from the first byte to
-   the last, and asks for it a page ahead: it runs at the speed of memory. */
+/* y (n_out) = W (n_out, n_in) x, plus `plus` unless it is NULL. Reads W once, from the first byte
+   to the last, and asks for it a page ahead: it runs at the speed of memory. */
 static void matvec(float *y, const float *x, const float *w, size_t n_in, size_t n_out,
                    const float *plus)
 {
@@ -759,9 +795,21 @@ static void matvec(float *y, const float *x, const float *w, size_t n_in, size_t
 }
 
 /* int8 weights for generation: groups of 64 neighbours in a row share a scale,
-   w = scale q, q = round(127 w / max |w|); the last group of a row is filled up with zeros. */
+   w = scale q, q = round(127 w / max |w|); the last group of a row is filled up with zeros. Four
+   vectors of a group share one of 32-bit words, a byte each, so that shifts take them apart. */
 enum { GROUP = 64 };
 struct Quantized { float scale; int8_t q[GROUP]; };
+static size_t int8_place(size_t i) { return (i / (4 * VL) * VL + i % VL) * 4 + i / VL % 4; }
+
+INLINE void unpack(vec *w, const Quantized *g)    // GROUP / VL vectors, without the scale
+{
+    typedef uvec uvec_at __attribute__((aligned(4), may_alias));
+    for (int a = 0; a < GROUP / VL; a += 4) {
+        const uvec words = *(const uvec_at *)(g->q + a * VL);
+        for (int k = 0; k < 4; k++)
+            w[a + k] = __builtin_convertvector((ivec)(words << (24 - 8 * k)) >> 24, vec);
+    }
+}
 
 static void quantize(Quantized *out, const float *w, size_t n_in, size_t n_out)
 {
@@ -776,14 +824,9 @@ static void quantize(Quantized *out, const float *w, size_t n_in, size_t n_out)
             Quantized *to = out + (size_t)o * groups + g;
             *to = (Quantized){ .scale = most / 127 };
             const float inverse = most > 0 ? 127 / most : 0;
-            for (size_t i = 0; i < n; i++) to->q[i] = (int8_t)lrintf(from[i] * inverse);
+            for (size_t i = 0; i < n; i++)
+                to->q[int8_place(i)] = (int8_t)lrintf(from[i] * inverse);
         }
-}
-
-INLINE vec load_int8(const int8_t *q)
-{
-    typedef int8_t bytes __attribute__((vector_size(VL), aligned(1), may_alias));
-    return __builtin_convertvector(*(const bytes *)q, vec);
 }
 
 /* As matvec. */
@@ -799,18 +842,19 @@ static void matvec_int8(float *y, const float *x, const Quantized *w, size_t n_i
         const Quantized *row = w + (size_t)o * groups;
         vec sum = {0};
         for (size_t g = 0; g < groups; g++) {
-            vec part = {0};
+            vec part = {0}, weight[GROUP / VL];
             __builtin_prefetch((const char *)(row + g) + 4096);
-            for (int i = 0; i < GROUP; i += VL)
-                part += load_int8(row[g].q + i) * load(padded + g * GROUP + i);
+            unpack(weight, row + g);
+            for (int i = 0; i < GROUP / VL; i++)
+                part += weight[i] * load(padded + g * GROUP + (size_t)i * VL);
             sum += row[g].scale * part;
         }
         y[o] = vsum(sum) + (plus ? plus[o] : 0);
     }
 }
 
-/* Y (rows, n_out) = X W^T, plus `plus`: W becomes fp32 again, a piece that the second cache holds at
-   a time. */
+/* Y (rows, n_out) = X W^T, plus `plus`: W becomes fp32 again, a piece that fits into the second
+   cache at a time. */
 static void gemm_int8(float *y, const float *x, const Quantized *w, size_t rows, size_t n_in,
                       size_t n_out, const float *plus)
 {
@@ -827,8 +871,11 @@ static void gemm_int8(float *y, const float *x, const Quantized *w, size_t rows,
         for (long o = 0; o < (long)n; o++)
             for (size_t g = 0; g < groups; g++) {
                 const Quantized *q = w + (from + (size_t)o) * groups + g;
-                for (size_t i = 0; i < min_size(GROUP, n_in - g * GROUP); i++)
-                    piece[(size_t)o * n_in + g * GROUP + i] = q->scale * q->q[i];
+                vec weight[GROUP / VL];
+                unpack(weight, q);
+                for (int i = 0; i < GROUP / VL; i++) weight[i] *= q->scale;
+                memcpy(piece + (size_t)o * n_in + g * GROUP, weight,
+                       min_size(GROUP, n_in - g * GROUP) * sizeof *piece);
             }
         gemm(y + from, n_out, x, n_in, 1, piece, 1, n_in, rows, n, n_in, plus ? plus + from : NULL);
     }
@@ -880,6 +927,7 @@ static float rms_inverse(const float *x, size_t n)
 
 static void rmsnorm_forward(float *y, const float *x, const float *gain, size_t rows, size_t n)
 {
+    SECTION(LAYERS);
     #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
     for (long r = 0; r < (long)rows; r++) {
         const float *xr = x + (size_t)r * n, inverse = rms_inverse(xr, n);
@@ -891,6 +939,7 @@ static void rmsnorm_forward(float *y, const float *x, const float *gain, size_t 
 static void rmsnorm_backward(float *dx, float *dgain, const float *dy, const float *x,
                              const float *gain, size_t rows, size_t n)
 {
+    SECTION(LAYERS);
     float *partial = workspace(PIECES * n);
     #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
     for (int piece = 0; piece < PIECES; piece++) {
@@ -917,6 +966,7 @@ static void rmsnorm_backward(float *dx, float *dgain, const float *dy, const flo
    of ab (rows, 2n) */
 static void swiglu_forward(float *h, const float *ab, size_t rows, size_t n)
 {
+    SECTION(LAYERS);
     #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
     for (long r = 0; r < (long)rows; r++) {
         const float *a = ab + (size_t)r * 2 * n, *b = a + n;
@@ -933,6 +983,7 @@ static void swiglu_forward(float *h, const float *ab, size_t rows, size_t n)
 /* da = dh b (s + a s (1 - s));  db = dh silu(a), in the places of a and b */
 static void swiglu_backward(float *ab, const float *dh, size_t rows, size_t n)
 {
+    SECTION(LAYERS);
     #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
     for (long r = 0; r < (long)rows; r++) {
         float *a = ab + (size_t)r * 2 * n, *b = a + n;
@@ -962,6 +1013,7 @@ static void embedding_forward(float *x, const float *E, const PosTables *pos,
                               const int *tokens, const int *positions, int start, int T,
                               size_t rows, size_t n)
 {
+    SECTION(LAYERS);
     #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
     for (long r = 0; r < (long)rows; r++) {
         float *xr = memcpy(x + (size_t)r * n, E + (size_t)tokens[r] * n, n * sizeof *x);
@@ -975,6 +1027,7 @@ static void embedding_forward(float *x, const float *E, const PosTables *pos,
 static void embedding_backward(float *dE, const PosTables *dpos, const float *dx, const int *tokens,
                                const int *positions, int T, size_t rows, size_t n)
 {
+    SECTION(LAYERS);
     #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
     for (long block = 0; block < (long)div_up(n, 16); block++) {
         const size_t i0 = (size_t)block * 16, width = min_size(16, n - i0);
@@ -993,6 +1046,7 @@ static void embedding_backward(float *dE, const PosTables *dpos, const float *dx
 static void rotate(float *qkv, const PosTables *pos, const Config *c, const int *positions,
                    int start, int T, size_t rows, int direction)
 {
+    SECTION(LAYERS);
     if (!pos->cos) return;
     const int D = c->dim / c->n_heads, heads = c->n_heads + c->n_kv_heads, half = pos->rotary / 2;
     const size_t width = (size_t)(c->n_heads + 2 * c->n_kv_heads) * (size_t)D;
@@ -1045,6 +1099,15 @@ static float cross_entropy(float *x, size_t n, int target, float scale)
         x[target] -= scale;
     }
     return logf(sum) + m - at_target;
+}
+
+static void cross_entropy_rows(float *losses, float *logits, const int *targets, size_t rows,
+                               size_t V, float scale)
+{
+    SECTION(LOSS);
+    #pragma omp parallel for schedule(static) if (rows * V > MIN_PARALLEL)
+    for (long r = 0; r < (long)rows; r++)
+        losses[r] = cross_entropy(logits + (size_t)r * V, V, targets[r], scale);
 }
 
 /* ---- Attention ----------------------------------------------------------------------------------
@@ -1185,6 +1248,7 @@ static float *cut(float **scratch, size_t floats)
 static void attention_forward(float *out, size_t out_stride, float *lse,
                               const float *q, const float *k, const float *v, const Attention *a)
 {
+    SECTION(ATTENTION);
     const PosTables *pos = a->pos;
     const Padded p = attention_padded(a);
     const size_t D = (size_t)a->D, Dp = p.Dp, Sp = p.Sp, Cp = p.Cp;
@@ -1193,10 +1257,11 @@ static void attention_forward(float *out, size_t out_stride, float *lse,
                               + D * Cp + Cp * Dp + 2 * TQ * Cp + 256;
     float *all = workspace((size_t)thread_count() * per_thread);
 
-    #pragma omp parallel for collapse(2) schedule(dynamic) \
-        if ((size_t)a->B * (size_t)a->S * a->q_stride > MIN_PARALLEL)
-    for (int b = 0; b < a->B; b++)
-        for (int h = 0; h < a->H; h++) {
+    #pragma omp parallel if ((size_t)a->B * (size_t)a->S * a->q_stride > MIN_PARALLEL)
+    {
+        #pragma omp for schedule(dynamic) nowait
+        for (long task = 0; task < (long)a->B * a->H; task++) {
+            const int b = (int)(task / a->H), h = (int)(task % a->H);
             float *s = all + (size_t)thread_number() * per_thread;
             float *kt = cut(&s, D * Sp), *vp = cut(&s, Sp * Dp), *qt = cut(&s, D * TQ);
             float *score = cut(&s, TQ * TK), *o = cut(&s, TQ * Dp);
@@ -1277,13 +1342,16 @@ static void attention_forward(float *out, size_t out_stride, float *lse,
                 }
             }
         }
+        barrier();
+    }
 }
 
-/* q, k and v of a row stand behind each other in qkv, and give way to their gradients: a task copies
-   what it reads before it writes there. Adds to dpos; see above for the equations. */
+/* q, k and v of a row stand behind each other in qkv, and give way to their gradients: what is read
+   is copied before something is written there. Adds to dpos; see above for the equations. */
 static void attention_backward(float *qkv, const PosTables *dpos, const float *dout,
                                const float *out, const float *lse, const Attention *a)
 {
+    SECTION(ATTENTION);
     const PosTables *pos = a->pos;
     const Padded p = attention_padded(a);
     const size_t D = (size_t)a->D, Dp = p.Dp, Sp = p.Sp, Cp = p.Cp, Cm = p.Cm;
@@ -1300,10 +1368,12 @@ static void attention_backward(float *qkv, const PosTables *dpos, const float *d
     float *rel_k_parts = bias_parts + (size_t)a->B * H * bias_part;
     float *rel_v_parts = rel_k_parts + (size_t)a->B * H * rel_part, *all = bias_parts + parts;
 
-    #pragma omp parallel for collapse(2) schedule(dynamic) \
-        if ((size_t)a->B * T * width > MIN_PARALLEL)
-    for (int b = 0; b < a->B; b++)
-        for (int g = 0; g < a->G; g++) {    // a key head and the query heads that share it
+    #pragma omp parallel if ((size_t)a->B * T * width > MIN_PARALLEL)
+    {
+        #pragma omp for schedule(dynamic) nowait
+        for (long pair = 0; pair < (long)a->B * a->G; pair++) {
+            // a key head and the query heads that share it
+            const int b = (int)(pair / a->G), g = (int)(pair % a->G);
             float *s = all + (size_t)thread_number() * per_thread;
             float *kt = cut(&s, D * Sp), *vt = cut(&s, D * Sp), *kp = cut(&s, Sp * Dp);
             float *dk = cut(&s, Sp * Dp), *dv = cut(&s, Sp * Dp);
@@ -1398,7 +1468,8 @@ static void attention_backward(float *qkv, const PosTables *dpos, const float *d
                         product(dq, Dp, drow, Cp, 1, rk, Dp, rows, Dp, (size_t)pos->clip + 1, dq);
                         product(drel_k, Dp, drow, 1, Cp, qp, Dp, Cm, Dp, rows, drel_k);
                     }
-                    if (pos->rel_v) product(drel_v, Dp, weight, 1, Cp, dop, Dp, Cm, Dp, rows, drel_v);
+                    if (pos->rel_v)
+                        product(drel_v, Dp, weight, 1, Cp, dop, Dp, Cm, Dp, rows, drel_v);
                     for (size_t r = 0; r < rows; r++)
                         for (size_t d = 0; d < D; d++)
                             qkv[(t + r) * width + head + d] = scale * dq[r * Dp + d];
@@ -1410,6 +1481,8 @@ static void attention_backward(float *qkv, const PosTables *dpos, const float *d
                     qkv[base + j * width + v_at + lane + d] = dv[j * Dp + d];
                 }
         }
+        barrier();
+    }
 
     for (int b = 0; b < a->B; b++)
         for (size_t h = 0; h < H; h++) {
@@ -1425,8 +1498,8 @@ static void attention_backward(float *qkv, const PosTables *dpos, const float *d
         }
 }
 
-/* Keys (and values) in a cache: LANES tokens to a block, transposed within it, so that a vector holds
-   one element of neighbouring tokens: no sum runs across a vector, however small a head is. */
+/* Keys (and values) in a cache: LANES tokens to a block, transposed within it, so that a vector
+   holds one element of neighbouring tokens: no sum runs across a vector, however small a head. */
 enum { LANES = 16 };
 static size_t cache_floats(size_t len, size_t kv_dim) { return round_up(len, LANES) * kv_dim; }
 
@@ -1837,7 +1910,8 @@ void model_quantize(Model *m)
             .qkv = quantized((const float *[]){ l->wq, l->wk, l->wv },
                              (size_t[]){ dim, kv_dim, kv_dim }, 3, dim),
             .wo = quantized((const float *[]){ l->wo }, &dim, 1, dim),
-            .w13 = quantized((const float *[]){ l->w1, l->w3 }, (size_t[]){ hidden, hidden }, 2, dim),
+            .w13 = quantized((const float *[]){ l->w1, l->w3 }, (size_t[]){ hidden, hidden }, 2,
+                             dim),
             .w2 = quantized((const float *[]){ l->w2 }, &dim, 1, hidden) };
     }
     m->wcls_int8 = quantized((const float *[]){ m->params.wcls }, &V, 1, dim);
@@ -1931,18 +2005,14 @@ static void loss_head(Model *m, const int *targets, size_t rows, float scale)
         const size_t n = min_size(HEAD_ROWS, rows - r0);
         float *x = a->norm + r0 * dim;
         output_forward(a->logits, x, m, n);
-        #pragma omp parallel for schedule(static) if (n * V > MIN_PARALLEL)
-        for (long r = 0; r < (long)n; r++) {
-            const size_t row = r0 + (size_t)r;
-            a->losses[row] = cross_entropy(a->logits + (size_t)r * V, V, targets[row], scale);
-        }
+        cross_entropy_rows(a->losses + r0, a->logits, targets + r0, n, V, scale);
         if (scale != 0)
             linear_backward(x, m->grads.wcls, a->logits, x, m->params.wcls, n, dim, V);
     }
 }
 
-/* From the gradient in acts->norm down to the embedding, in the reverse order of model_forward. What
-   is cheap is computed again, not kept, and a gradient takes the place of its activation when that
+/* From the gradient in acts->norm down to the embedding, in the reverse order of model_forward.
+   What is cheap is computed again, not kept, and a gradient takes the place of its activation when that
    has served. */
 static void layers_backward(Model *m, const int *tokens, const int *positions, int B, int T)
 {
@@ -2035,6 +2105,7 @@ void model_logits(Model *m, float *logits, const int *tokens, const int *positio
 
 double model_update(Model *m, int64_t step, const AdamW *o, float lr)
 {
+    SECTION(OPTIMIZER);
     const Params *p = &m->params;
     float *g = m->grads.data;
     double squares[PIECES], sum = 0;
@@ -2141,7 +2212,10 @@ static float threshold(const float *w, size_t n, double enough, int count, doubl
 /* Sets to 0 what is lighter than t, and of those that weigh t all but the first `equal`. */
 static void keep_heaviest(float *w, size_t n, float t, double equal)
 {
-    for (size_t i = 0; i < n; i += VL) store(w + i, choose(load(w + i) >= t, load(w + i), splat(0)));
+    for (size_t i = 0; i < n; i += VL) {
+        const vec x = load(w + i);
+        store(w + i, choose(x >= t, x, splat(0)));
+    }
     for (size_t i = 0; i < n; i++) if (w[i] == t && equal-- <= 0) w[i] = 0;
 }
 

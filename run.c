@@ -259,7 +259,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "run: %s: %.2fM parameters, encoding %s, trained length %d; "
                 "%s weights; %d thread%s (%s), vectors of %d floats\n",
                 argv[0], (double)m.params.count / 1e6, c->pos->name, c->seq_len,
-                int8 ? "int8" : "fp32", threads, threads > 1 ? "s" : "", threads_kind, vector_width);
+                int8 ? "int8" : "fp32", threads, threads > 1 ? "s" : "", threads_kind,
+                vector_width);
         if (longest > c->seq_len)
             fprintf(stderr, "run: positions from %d on were not trained\n", c->seq_len);
     }

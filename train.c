@@ -12,14 +12,14 @@ static const char *pos = "rope", *out = "model.bin", *resume_file, *init_file;
 static const char *tokenizer_file = "tokenizer.bin", *val_file, *log_file;
 static int dim = 128, layers = 4, heads = 4, kv_heads, hidden, ctx = 256, untied;
 static int batch = 8, accum = 1, steps = 1200, warmup = -1, threads;
-static int eval_every, sample_every, save_every, stop_after, quiet;
+static int eval_every, sample_every, save_every, stop_after, quiet, profiled;
 static double lr = 3e-3, min_lr = NAN, weight_decay = 0.1, clip = 1, val_frac = 0.1;
 static uint64_t seed;
 
 // Places in the table: the shape of the model, what decides the bits of a run, and where the
 // encodings' own options begin.
 enum { POS = 0, OUT = 1, TOKENIZER = 4, SHAPE = 5, CTX = 11, RUN = 12, VAL_FRAC = 20, SEED = 22,
-       OWN_OPTIONS = 30, MAX_OPTIONS = 80 };
+       OWN_OPTIONS = 31, MAX_OPTIONS = 80 };
 
 static Option options[MAX_OPTIONS] = {
     { "pos", 0, "NAME", "positional encoding, see below", .s = &pos },
@@ -67,6 +67,7 @@ static Option options[MAX_OPTIONS] = {
     { "stop-after", 0, "N", .i = &stop_after, .min = 0, .max = 1e9,
       .help = "save and stop after step N of the schedule, to be resumed" },
     { "log", 0, "FILE", "a row per step, tab separated", .s = &log_file },
+    { "profile", 0, NULL, "say at the end where the time of the steps went", .on = &profiled },
     { "quiet", 'q', NULL, "print errors and warnings only", .on = &quiet },
 };
 
@@ -451,6 +452,20 @@ static void on_signal(int number)    // the third kills; `timeout` sends two
     interrupted = number;
 }
 
+static void print_profile(const Profile *p, double in_steps)
+{
+    static const char *const name[SECTIONS] = { "matrix products", "attention",
+        "norms, SwiGLU, embedding, rotation", "loss", "optimizer" };
+    double rest = in_steps;
+    fprintf(stderr, "train: of %.2f s in steps", in_steps);
+    for (int i = 0; i < SECTIONS; i++) {
+        fprintf(stderr, "%s %s %.1f %%", i ? "," : ":", name[i], 100 * p->spent[i] / in_steps);
+        rest -= p->spent[i];
+    }
+    fprintf(stderr, ", the rest %.1f %%; threads waited for each other for %.1f %% of their time\n",
+            100 * rest / in_steps, 100 * p->waited / (in_steps * threads));
+}
+
 static void train(Model *m, TrainState *state, Tokens data, Tokens val)
 {
     const size_t pass_tokens = (size_t)batch * (size_t)ctx;
@@ -462,11 +477,14 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
     const double per_step = (double)pass_tokens * accum, began = seconds();
     double shown = began, ms = 0, val_loss = NAN;
     FILE *log = log_file ? log_open(first) : NULL;
+    Profile spent = {0};
+    double in_steps = 0;
     model_train_begin(m);
 
     for (int64_t step = first + 1; step <= last && !interrupted; step++) {
         const double t0 = seconds(), rate = learning_rate(step);
         double loss = 0;
+        profile = profiled ? &spent : NULL;
         for (int pass = 0; pass < accum; pass++) {
             for (int b = 0; b < batch; b++) {
                 const size_t at = (size_t)b * (size_t)ctx;
@@ -476,6 +494,8 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
         }
         const double norm = model_update(m, step, &adamw, (float)rate);
         const double took = 1e3 * (seconds() - t0);
+        profile = NULL;
+        in_steps += took / 1e3;
         if (!isfinite(loss) || !isfinite(norm))
             die(1, "step %lld: the loss is %s and the norm of the gradient %s; "
                 "this step was not saved (a lower --lr helps)",
@@ -523,6 +543,7 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
          minutes(elapsed),
          human((double)(state->step - first) * per_step / (elapsed > 0 ? elapsed : 1)), best,
          peak_mib(), out);
+    if (profiled) print_profile(&spent, in_steps);
     if (state->step < steps) note("train: go on with --resume %s and the same text", out);
     free(x), free(y);
 }
