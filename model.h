@@ -168,11 +168,12 @@ typedef struct {
 } Tokenizer;
 
 typedef struct Activations Activations;
-typedef struct Quantized Quantized;
 
-typedef struct {                  // a layer's matrices as int8, see model_quantize
-    Quantized *qkv, *wo, *w13, *w2;
-} LayerInt8;
+typedef struct {                  // a matrix as int8, see model_quantize; (out, groups of 64)
+    float *scale;
+    int8_t *q;                    // NULL: not quantised
+} Quantized;
+typedef struct { Quantized qkv, wo, w13, w2; } LayerInt8;
 
 typedef struct {
     Config config;
@@ -182,7 +183,7 @@ typedef struct {
     PosTables pos, dpos;
     Activations *acts;
     LayerInt8 *int8;              // (n_layers), and the output matrix; NULL unless quantised
-    Quantized *wcls_int8;
+    Quantized wcls_int8;
     void *map; size_t map_size;   // the file that params.data lies in, if it is mapped
 } Model;
 
@@ -798,20 +799,9 @@ static void matvec(float *y, const float *x, const float *w, size_t n_in, size_t
    w = scale q, q = round(127 w / max |w|); the last group of a row is filled up with zeros. Four
    vectors of a group share one of 32-bit words, a byte each, so that shifts take them apart. */
 enum { GROUP = 64 };
-struct Quantized { float scale; int8_t q[GROUP]; };
 static size_t int8_place(size_t i) { return (i / (4 * VL) * VL + i % VL) * 4 + i / VL % 4; }
 
-INLINE void unpack(vec *w, const Quantized *g)    // GROUP / VL vectors, without the scale
-{
-    typedef uvec uvec_at __attribute__((aligned(4), may_alias));
-    for (int a = 0; a < GROUP / VL; a += 4) {
-        const uvec words = *(const uvec_at *)(g->q + a * VL);
-        for (int k = 0; k < 4; k++)
-            w[a + k] = __builtin_convertvector((ivec)(words << (24 - 8 * k)) >> 24, vec);
-    }
-}
-
-static void quantize(Quantized *out, const float *w, size_t n_in, size_t n_out)
+static void quantize_rows(Quantized out, size_t first, const float *w, size_t n_in, size_t n_out)
 {
     const size_t groups = div_up(n_in, GROUP);
     #pragma omp parallel for schedule(static)
@@ -819,18 +809,28 @@ static void quantize(Quantized *out, const float *w, size_t n_in, size_t n_out)
         for (size_t g = 0; g < groups; g++) {
             const float *from = w + (size_t)o * n_in + g * GROUP;
             const size_t n = min_size(GROUP, n_in - g * GROUP);
+            const size_t at = (first + (size_t)o) * groups + g;
             float most = 0;
             for (size_t i = 0; i < n; i++) most = fabsf(from[i]) > most ? fabsf(from[i]) : most;
-            Quantized *to = out + (size_t)o * groups + g;
-            *to = (Quantized){ .scale = most / 127 };
             const float inverse = most > 0 ? 127 / most : 0;
+            out.scale[at] = most / 127;
             for (size_t i = 0; i < n; i++)
-                to->q[int8_place(i)] = (int8_t)lrintf(from[i] * inverse);
+                out.q[at * GROUP + int8_place(i)] = (int8_t)lrintf(from[i] * inverse);
         }
 }
 
+INLINE void unpack(vec *w, const int8_t *q)    // a group: GROUP / VL vectors, without the scale
+{
+    for (int a = 0; a < GROUP / VL; a += 4) {
+        uvec words;
+        memcpy(&words, q + a * VL, sizeof words);
+        for (int k = 0; k < 4; k++)
+            w[a + k] = __builtin_convertvector((ivec)(words << (24 - 8 * k)) >> 24, vec);
+    }
+}
+
 /* As matvec. */
-static void matvec_int8(float *y, const float *x, const Quantized *w, size_t n_in, size_t n_out,
+static void matvec_int8(float *y, const float *x, Quantized w, size_t n_in, size_t n_out,
                         const float *plus)
 {
     const size_t groups = div_up(n_in, GROUP);
@@ -839,15 +839,16 @@ static void matvec_int8(float *y, const float *x, const Quantized *w, size_t n_i
     memset(padded + n_in, 0, (groups * GROUP - n_in) * sizeof *x);
     #pragma omp parallel for schedule(static) if (n_in * n_out > MIN_STREAMED)
     for (long o = 0; o < (long)n_out; o++) {
-        const Quantized *row = w + (size_t)o * groups;
+        const int8_t *q = w.q + (size_t)o * groups * GROUP;
+        const float *scale = w.scale + (size_t)o * groups;
         vec sum = {0};
-        for (size_t g = 0; g < groups; g++) {
+        for (size_t g = 0; g < groups; g++, q += GROUP) {
             vec part = {0}, weight[GROUP / VL];
-            __builtin_prefetch((const char *)(row + g) + 4096);
-            unpack(weight, row + g);
+            __builtin_prefetch(q + 4096);
+            unpack(weight, q);
             for (int i = 0; i < GROUP / VL; i++)
                 part += weight[i] * load(padded + g * GROUP + (size_t)i * VL);
-            sum += row[g].scale * part;
+            sum += scale[g] * part;
         }
         y[o] = vsum(sum) + (plus ? plus[o] : 0);
     }
@@ -855,7 +856,7 @@ static void matvec_int8(float *y, const float *x, const Quantized *w, size_t n_i
 
 /* Y (rows, n_out) = X W^T, plus `plus`: W becomes fp32 again, a piece that fits into the second
    cache at a time. */
-static void gemm_int8(float *y, const float *x, const Quantized *w, size_t rows, size_t n_in,
+static void gemm_int8(float *y, const float *x, Quantized w, size_t rows, size_t n_in,
                       size_t n_out, const float *plus)
 {
     static float *piece;
@@ -870,10 +871,10 @@ static void gemm_int8(float *y, const float *x, const Quantized *w, size_t rows,
         #pragma omp parallel for schedule(static)
         for (long o = 0; o < (long)n; o++)
             for (size_t g = 0; g < groups; g++) {
-                const Quantized *q = w + (from + (size_t)o) * groups + g;
+                const size_t at = (from + (size_t)o) * groups + g;
                 vec weight[GROUP / VL];
-                unpack(weight, q);
-                for (int i = 0; i < GROUP / VL; i++) weight[i] *= q->scale;
+                unpack(weight, w.q + at * GROUP);
+                for (int i = 0; i < GROUP / VL; i++) weight[i] *= w.scale[at];
                 memcpy(piece + (size_t)o * n_in + g * GROUP, weight,
                        min_size(GROUP, n_in - g * GROUP) * sizeof *piece);
             }
@@ -888,7 +889,7 @@ static void gemm_int8(float *y, const float *x, const Quantized *w, size_t rows,
 typedef struct {
     const float *w[3];
     size_t n_out[3];              // rows of each, 0 for those that are not there
-    const Quantized *int8;        // all of them, quantised: read instead, unless it is NULL
+    Quantized int8;               // all of them, read instead, if they are there
 } Matrices;
 
 /* y (rows, n_out) = x (rows, n_in) W^T, plus `plus` (rows, n_out) unless it is NULL.
@@ -897,7 +898,7 @@ static void linear_forward(float *y, const float *x, Matrices m, size_t rows, si
                            const float *plus)
 {
     const size_t n_out = m.n_out[0] + m.n_out[1] + m.n_out[2];
-    if (m.int8) {
+    if (m.int8.q) {
         if (rows == 1) matvec_int8(y, x, m.int8, n_in, n_out, plus);
         else gemm_int8(y, x, m.int8, rows, n_in, n_out, plus);
         return;
@@ -1877,9 +1878,12 @@ void model_free(Model *m)
         free(arenas[i]->tensors);
     }
     free(m->m), free(m->v);
-    for (int i = 0; m->int8 && i < m->config.n_layers; i++)
-        free(m->int8[i].qkv), free(m->int8[i].wo), free(m->int8[i].w13), free(m->int8[i].w2);
-    free(m->int8), free(m->wcls_int8);
+    for (int i = 0; m->int8 && i < m->config.n_layers; i++) {
+        const LayerInt8 *l = &m->int8[i];
+        const Quantized all[] = { l->qkv, l->wo, l->w13, l->w2 };
+        for (int k = 0; k < 4; k++) free(all[k].scale), free(all[k].q);
+    }
+    free(m->int8), free(m->wcls_int8.scale), free(m->wcls_int8.q);
     for (int i = 0; i < 2; i++) free(m->pos.owned[i]), free(m->dpos.owned[i]);
     activations_free(m->acts);
     tokenizer_free(&m->tokenizer);
@@ -1887,14 +1891,13 @@ void model_free(Model *m)
     *m = (Model){0};
 }
 
-/* The matrices one behind the other, as linear_forward multiplies them. */
-static Quantized *quantized(const float *const *w, const size_t *n_out, int n, size_t n_in)
+/* Up to three matrices as one, as linear_forward multiplies them. */
+static Quantized quantized(Matrices m, size_t n_in)
 {
-    const size_t groups = div_up(n_in, GROUP);
-    size_t rows = 0, at = 0;
-    for (int k = 0; k < n; k++) rows += n_out[k];
-    Quantized *out = xmalloc(rows * groups * sizeof *out);
-    for (int k = 0; k < n; at += n_out[k++]) quantize(out + at * groups, w[k], n_in, n_out[k]);
+    const size_t blocks = (m.n_out[0] + m.n_out[1] + m.n_out[2]) * div_up(n_in, GROUP);
+    const Quantized out = { xmalloc(blocks * sizeof *out.scale), xmalloc(blocks * GROUP) };
+    for (size_t k = 0, at = 0; k < 3; at += m.n_out[k++])
+        quantize_rows(out, at, m.w[k], n_in, m.n_out[k]);
     return out;
 }
 
@@ -1902,19 +1905,17 @@ void model_quantize(Model *m)
 {
     const Config *c = &m->config;
     const size_t dim = (size_t)c->dim, kv_dim = dim / (size_t)c->n_heads * (size_t)c->n_kv_heads;
-    const size_t hidden = (size_t)c->hidden_dim, V = (size_t)c->vocab_size;
+    const size_t hidden = (size_t)c->hidden_dim;
     m->int8 = xmalloc((size_t)c->n_layers * sizeof *m->int8);
     for (int i = 0; i < c->n_layers; i++) {
         const Layer *l = &m->params.layers[i];
         m->int8[i] = (LayerInt8){
-            .qkv = quantized((const float *[]){ l->wq, l->wk, l->wv },
-                             (size_t[]){ dim, kv_dim, kv_dim }, 3, dim),
-            .wo = quantized((const float *[]){ l->wo }, &dim, 1, dim),
-            .w13 = quantized((const float *[]){ l->w1, l->w3 }, (size_t[]){ hidden, hidden }, 2,
-                             dim),
-            .w2 = quantized((const float *[]){ l->w2 }, &dim, 1, hidden) };
+            quantized((Matrices){ { l->wq, l->wk, l->wv }, { dim, kv_dim, kv_dim }, {0} }, dim),
+            quantized((Matrices){ { l->wo }, { dim }, {0} }, dim),
+            quantized((Matrices){ { l->w1, l->w3 }, { hidden, hidden }, {0} }, dim),
+            quantized((Matrices){ { l->w2 }, { dim }, {0} }, hidden) };
     }
-    m->wcls_int8 = quantized((const float *[]){ m->params.wcls }, &V, 1, dim);
+    m->wcls_int8 = quantized((Matrices){ { m->params.wcls }, { (size_t)c->vocab_size }, {0} }, dim);
 }
 
 static Attention attention_of(const Model *m, const int *positions, int B, int T, int start)
@@ -1944,7 +1945,8 @@ static void model_forward(Model *m, Cache *kv, const int *tokens, const int *pos
     embedding_forward(a->x, p->token_embedding, &m->pos, tokens, positions, start, T, rows, dim);
     for (int i = 0; i < c->n_layers; i++) {
         const Layer *l = &p->layers[i];
-        const LayerInt8 *int8 = m->int8 ? &m->int8[i] : NULL;
+        LayerInt8 int8 = {0};
+        if (m->int8) int8 = m->int8[i];
         float *x = a->x + (size_t)i * a->x_layer, *next = x + a->x_layer;
         float *mid = a->mid + (size_t)i * a->x_layer;
         float *qkv = a->qkv + (size_t)i * a->qkv_layer, *att = a->att + (size_t)i * a->x_layer;
@@ -1953,7 +1955,7 @@ static void model_forward(Model *m, Cache *kv, const int *tokens, const int *pos
 
         rmsnorm_forward(a->norm, x, l->rms_att, rows, dim);
         linear_forward(qkv, a->norm, (Matrices){ { l->wq, l->wk, l->wv }, { dim, kv_dim, kv_dim },
-                                                 int8 ? int8->qkv : NULL }, rows, dim, NULL);
+                                                 int8.qkv }, rows, dim, NULL);
         rotate(qkv, &m->pos, c, positions, start, T, rows, 1);
         if (!kv) {
             attention_forward(att, dim, a->lse + (size_t)i * a->lse_layer,
@@ -1975,14 +1977,14 @@ static void model_forward(Model *m, Cache *kv, const int *tokens, const int *pos
                 attention_forward(att, dim, NULL, qkv, k, v, &shape);
             }
         }
-        linear_forward(mid, att, (Matrices){ { l->wo }, { dim }, int8 ? int8->wo : NULL },
+        linear_forward(mid, att, (Matrices){ { l->wo }, { dim }, int8.wo },
                        rows, dim, x);
 
         rmsnorm_forward(a->norm, mid, l->rms_ffn, rows, dim);
         linear_forward(ab, a->norm, (Matrices){ { l->w1, l->w3 }, { hidden, hidden },
-                                                int8 ? int8->w13 : NULL }, rows, dim, NULL);
+                                                int8.w13 }, rows, dim, NULL);
         swiglu_forward(a->hidden, ab, rows, hidden);
-        linear_forward(next, a->hidden, (Matrices){ { l->w2 }, { dim }, int8 ? int8->w2 : NULL },
+        linear_forward(next, a->hidden, (Matrices){ { l->w2 }, { dim }, int8.w2 },
                        rows, hidden, mid);
     }
     rmsnorm_forward(a->norm, a->x + (size_t)c->n_layers * a->x_layer, p->rms_final, rows, dim);
@@ -2012,8 +2014,8 @@ static void loss_head(Model *m, const int *targets, size_t rows, float scale)
 }
 
 /* From the gradient in acts->norm down to the embedding, in the reverse order of model_forward.
-   What is cheap is computed again, not kept, and a gradient takes the place of its activation when that
-   has served. */
+   What is cheap is computed again, not kept, and a gradient takes the place of its activation when
+   that has served. */
 static void layers_backward(Model *m, const int *tokens, const int *positions, int B, int T)
 {
     const Config *c = &m->config;

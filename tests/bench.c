@@ -1,10 +1,12 @@
-/* make bench: this machine's limits first, then what the program does beside them. Every
-   measurement is a process of its own (so that its peak memory is its own), takes the median of
-   several repeats, and prints ratios: machines differ and are noisy.
+/* make bench: what the program does beside the limits of this machine. Every measurement is a
+   process of its own (so that its peak memory is its own), measures the limit that it is compared
+   with in between (machines change by the minute), takes the median of several repeats, and prints
+   ratios.
        bench                                  all
        bench limits
        bench train SHAPE POS THREADS          one training step of a shape below
        bench generate SHAPE
+       bench start                            loads a 110M checkpoint, to the first token
        bench text */
 #include "test.h"
 
@@ -53,12 +55,14 @@ static void create(Model *m, const Shape *s, const char *pos, int max_len)
 
 /* ---- the limits: multiply-adds from registers, and reads of a block larger than the caches --- */
 
+static volatile float sink;       // so that no result is without a use
+
 static double peak_flops(void)    // GFLOP/s
 {
     double best = 0;
-    for (int repeat = 0; repeat < 5; repeat++) {
+    for (int repeat = 0; repeat < 3; repeat++) {
         enum { CHAINS = 12 };
-        const long steps = 10000000;
+        const long steps = 5000000;
         const double t0 = seconds();
         #pragma omp parallel
         {
@@ -67,8 +71,7 @@ static double peak_flops(void)    // GFLOP/s
             for (long k = 0; k < steps; k++)
                 for (int i = 0; i < CHAINS; i++) a[i] = a[i] * x + y;
             for (int i = 1; i < CHAINS; i++) a[0] += a[i];
-            volatile float sink = vsum(a[0]);
-            (void)sink;
+            sink = vsum(a[0]);
         }
         const double operations = 2.0 * VL * CHAINS * (double)steps * thread_count();
         best = fmax(best, operations / (seconds() - t0) / 1e9);
@@ -78,10 +81,11 @@ static double peak_flops(void)    // GFLOP/s
 
 static double read_bandwidth(void)    // GB/s
 {
-    const size_t n = (size_t)1 << 28;
-    float *p = xmalloc(n * sizeof *p);
+    static float *p;
+    const size_t n = (size_t)1 << 27;
+    if (!p) p = xmalloc(n * sizeof *p);
     double best = 0;
-    for (int repeat = 0; repeat < 5; repeat++) {
+    for (int repeat = 0; repeat < 3; repeat++) {
         const double t0 = seconds();
         #pragma omp parallel for schedule(static)
         for (long block = 0; block < 64; block++) {
@@ -89,12 +93,10 @@ static double read_bandwidth(void)    // GB/s
             const float *q = p + (size_t)block * (n / 64);
             for (size_t i = 0; i < n / 64; i += 4 * VL)
                 for (int k = 0; k < 4; k++) s[k] += load(q + i + (size_t)k * VL);
-            volatile float sink = vsum(s[0] + s[1] + s[2] + s[3]);
-            (void)sink;
+            sink = vsum(s[0] + s[1] + s[2] + s[3]);
         }
         best = fmax(best, (double)n * 4 / (seconds() - t0) / 1e9);
     }
-    free(p);
     return best;
 }
 
@@ -126,67 +128,109 @@ static void bench_train(const char *name, const char *pos, int threads)
         model_update(&m, i + 2, &adamw, 1e-4f);
         if (i >= 0) time[i] = seconds() - t0;
     }
-    const double t = median(time, s->repeats), tokens = n;
-    // 6 multiply-adds' worth of operations per parameter and token; attention 12 dim per pair of
-    // tokens, half of which are masked
+    const double t = median(time, s->repeats), tokens = n, peak = peak_mib();
+    // 6 operations per parameter and token; attention 12 dim per pair of tokens, half of which are
+    // masked
     const double work = 6 * (double)m.params.count * tokens
                         + 6.0 * s->layers * s->dim * tokens * s->ctx;
-    printf("train %.6f %.0f %.1f %.0f %016llx\n", t, tokens / t, work / t / 1e9, peak_mib(),
-           (unsigned long long)checksum(m.params.data, m.params.count * 4));
+    printf("train %.6f %.0f %.1f %.1f %.0f %016llx\n", t, tokens / t, work / t / 1e9, peak_flops(),
+           peak, (unsigned long long)checksum(m.params.data, m.params.count * 4));
     model_free(&m);
 }
 
 /* ---- prompt, generation, sampling ------------------------------------------------------------ */
+
+enum { PROMPT = 200, MOST = 2300 };
+
+static double per_second(Model *m, Cache *kv, const int *tokens, int n)    // one token at a time
+{
+    const double t0 = seconds();
+    for (int k = 0; k < n; k++) model_decode(m, kv, tokens + k, 1);
+    return n / (seconds() - t0);
+}
 
 static void bench_generate(const char *name)
 {
     const Shape *s = shape_of(name);
     Model m;
     Cache kv;
-    enum { MOST = 9 };
-    double prompt[MOST], step[MOST], late[MOST], one[MOST], draw = 0;
-    const int large = s->dim > 256 && s->layers > 6;
-    const int generate = large ? 24 : 200, past = large ? 2000 : 0;
-    create(&m, s, "rope", 2300);
-    int *x = random_tokens(2300, s->vocab, 1);
-    const double bytes = 4.0 * (double)m.params.count;
+    // of_flops, of_read: over the machine's limit; late: with 2000 tokens in the cache over 200;
+    // over_one: all threads over one; draw: sampling over a token
+    double prompt[9], of_flops[9], fp32[9], of_read[9], late[9], over_one[9], draw[9];
+    double int8[9], int8_read[9];
+    const int generate = s->dim < 100 ? 1000 : s->dim < 500 ? 200 : 24, past = 2000;
+    create(&m, s, "rope", MOST);
+    int *x = random_tokens(MOST, s->vocab, 1);
+    const double weights = (double)m.params.count;
+    const double multiplied = weights - (double)s->vocab * s->dim;    // by every token of a prompt
     const int all = threads_set(0);
-    for (int i = 0; i < s->repeats; i++) {
-        threads_set(all);
-        cache_create(&kv, &m, 2300);
-        double t0 = seconds();
-        model_decode(&m, &kv, x, 200);
-        prompt[i] = 200 / (seconds() - t0);
-        t0 = seconds();
-        for (int k = 0; k < generate; k++) model_decode(&m, &kv, x + k, 1);
-        step[i] = generate / (seconds() - t0);
-        t0 = seconds();
-        for (int k = 0; k < 20; k++)
-            sample(kv.logits, s->vocab, 1, 0, 0.9f, rng_uniform(1, 1, (uint64_t)k));
-        draw = (seconds() - t0) / 20 * step[i];
-        if (past) {
-            model_decode(&m, &kv, x, past - kv.used);
+    cache_create(&kv, &m, MOST);
+    model_decode(&m, &kv, x, PROMPT);    // warms up
+    for (int quantised = 0; quantised < 2; quantised++) {
+        if (quantised) model_quantize(&m);
+        for (int i = 0; i < s->repeats; i++) {
+            kv.used = 0;
+            double t0 = seconds();
+            model_decode(&m, &kv, x, PROMPT);
+            const double prompt_rate = PROMPT / (seconds() - t0);
+            const double read = read_bandwidth(), rate = per_second(&m, &kv, x, generate);
+            if (quantised) {
+                int8[i] = rate;
+                int8_read[i] = rate * weights * 68 / 64 / 1e9 / read;    // 64 and a scale
+                continue;
+            }
+            prompt[i] = prompt_rate;
+            of_flops[i] = prompt_rate * 2 * multiplied / 1e9 / peak_flops();
+            fp32[i] = rate;
+            of_read[i] = rate * weights * 4 / 1e9 / read;
             t0 = seconds();
-            for (int k = 0; k < generate; k++) model_decode(&m, &kv, x + k, 1);
-            late[i] = generate / (seconds() - t0);
-        } else {
-            late[i] = 0;
+            for (int k = 0; k < 20; k++)
+                sample(kv.logits, s->vocab, 1, 0, 0.9f, rng_uniform(1, 1, (uint64_t)k));
+            draw[i] = (seconds() - t0) / 20 * rate;
+            kv.used = PROMPT;
+            threads_set(1);
+            over_one[i] = rate / per_second(&m, &kv, x, generate);
+            threads_set(all);
+            model_decode(&m, &kv, x, past - kv.used);
+            late[i] = per_second(&m, &kv, x, generate) / rate;
         }
-        cache_free(&kv);
-        threads_set(1);
-        cache_create(&kv, &m, 2300);
-        model_decode(&m, &kv, x, 100);
-        t0 = seconds();
-        for (int k = 0; k < generate; k++) model_decode(&m, &kv, x + k, 1);
-        one[i] = generate / (seconds() - t0);
-        cache_free(&kv);
     }
-    const double p = median(prompt, s->repeats), g = median(step, s->repeats);
-    const size_t multiplied = m.params.count - (size_t)s->vocab * (size_t)s->dim;
-    printf("generate %.1f %.1f %.1f %.1f %.3f %.2f %.1f\n",
-           p, g, median(late, s->repeats), median(one, s->repeats), draw,
-           g * bytes / 1e9, p * 2 * (double)multiplied / 1e9);
+    const int n = s->repeats;
+    printf("generate %.1f %.4f %.1f %.4f %.4f %.4f %.4f %.1f %.4f\n", median(prompt, n),
+           median(of_flops, n), median(fp32, n), median(of_read, n), median(late, n),
+           median(over_one, n), median(draw, n), median(int8, n), median(int8_read, n));
+    cache_free(&kv), model_free(&m), free(x);
+}
+
+/* From opening a checkpoint in llama2.c's format, which the system still holds in memory, to the
+   logits behind a first token. */
+static void bench_start(void)
+{
+    const Shape *s = shape_of("110M");
+    const char *path = "build/bench-110M.bin";
+    const int32_t header[7] = { s->dim, s->hidden, s->layers, s->heads, s->kv_heads, s->vocab,
+                                s->ctx };
+    double time[5];
+    Model m;
+    create(&m, s, "rope", 0);
+    const size_t n = m.params.count, angles = (size_t)(s->ctx * s->dim / s->heads);
+    FILE *f = fopen(path, "wb");
+    if (!f || fwrite(header, 4, 7, f) != 7 || fwrite(m.params.data, 4, n, f) != n
+        || fwrite(m.params.data, 4, angles, f) != angles || fclose(f))
+        die(1, "cannot write %s", path);
     model_free(&m);
+    for (int i = 0; i < 5; i++) {
+        Cache kv;
+        const int token = 1;
+        const double t0 = seconds();
+        model_load(&m, path, NULL, 0, NULL);
+        cache_create(&kv, &m, s->ctx);
+        model_decode(&m, &kv, &token, 1);
+        time[i] = seconds() - t0;
+        cache_free(&kv), model_free(&m);
+    }
+    unlink(path);
+    printf("start %.4f\n", median(time, 5));
 }
 
 static void bench_text(void)
@@ -230,9 +274,10 @@ int main(int argc, char **argv)
     if (!strcmp(what, "limits")) return limits(), 0;
     if (!strcmp(what, "train") && argc == 5) return bench_train(argv[2], argv[3], atoi(argv[4])), 0;
     if (!strcmp(what, "generate") && argc == 3) return bench_generate(argv[2]), 0;
+    if (!strcmp(what, "start")) return bench_start(), 0;
     if (!strcmp(what, "text")) return bench_text(), 0;
 
-    double limit[5], v[8], all = 0;
+    double limit[5], v[9], one[9];
     char bits[2][64];
     run(limit, 5, NULL, "limits");
     printf("machine: %.0f GFLOP/s multiply-add (%.0f on one thread), "
@@ -243,48 +288,53 @@ int main(int argc, char **argv)
     for (int i = 0; i < 4; i++) {
         char arguments[64];
         snprintf(arguments, sizeof arguments, "train %s rope 0", shapes[i]);
-        run(v, 4, bits[0], arguments);
+        run(v, 5, bits[0], arguments);
         const Shape *s = shape_of(shapes[i]);
         printf("%-5s %dx%dx%d ctx %-5d%7.1f %9.0f %9.0f %8.0f%% %9.0f\n",
                s->name, s->layers, s->heads, s->dim, s->ctx,
-               1e3 * v[0], v[1], v[2], 100 * v[2] / limit[0], v[3]);
-        if (!strcmp(shapes[i], "M")) {
-            all = v[0];
-            run(v, 4, bits[1], "train M rope 1");
-            printf("      M on one thread    %7.1f %9.0f %9.0f %8.0f%%            "
-                   "%.2f times slower, %s\n",
-                   1e3 * v[0], v[1], v[2], 100 * v[2] / limit[1], v[0] / all,
-                   strcmp(bits[0], bits[1]) ? "OTHER BITS" : "the same bits");
-        }
+               1e3 * v[0], v[1], v[2], 100 * v[2] / v[3], v[4]);
         fflush(stdout);
     }
+    double ratio[3];
+    int same = 1;
+    for (int k = 0; k < 3; k++) {
+        run(v, 5, bits[0], "train M rope 0");
+        run(one, 5, bits[1], "train M rope 1");
+        ratio[k] = one[0] / v[0];
+        same = same && !strcmp(bits[0], bits[1]);
+    }
+    printf("M: all threads over one (median of 3 pairs) %.2f, %s\n", median(ratio, 3),
+           same ? "the same bits" : "OTHER BITS");
     printf("\nencodings, step M over none (median of 3 pairs)\n");
     static const char *const encodings[] = {
         "sinusoidal", "learned", "rope", "alibi", "t5", "rpe", "rpe+v" };
     for (int i = 0; i < 7; i++) {
-        double ratio[3];
         for (int k = 0; k < 3; k++) {
             char arguments[64];
             snprintf(arguments, sizeof arguments, "train M %s 0", encodings[i]);
-            run(v, 4, bits[0], arguments);
-            run(v + 4, 4, bits[0], "train M none 0");
-            ratio[k] = v[0] / v[4];
+            run(v, 5, bits[0], arguments);
+            run(one, 5, bits[0], "train M none 0");
+            ratio[k] = v[0] / one[0];
         }
         printf("%-12s %.3f\n", encodings[i], median(ratio, 3));
         fflush(stdout);
     }
-    printf("\ngeneration   prompt of 200   of limit   tok/s   one thread   "
-           "GB/s  of limit   at 2000   sampling\n");
+    printf("\n         prompt of 200      generation, fp32                                  "
+           "   int8\n"
+           "model    tok/s  of limit    tok/s  of read  over 1 thread  at 2000  sampling    "
+           "tok/s  over fp32  of read\n");
     static const char *const models[] = { "260K", "15M", "110M" };
     for (int i = 0; i < 3; i++) {
         char arguments[64];
         snprintf(arguments, sizeof arguments, "generate %s", models[i]);
-        run(v, 7, NULL, arguments);
-        printf("%-10s %8.0f tok/s %9.0f%% %9.1f %9.1f %8.1f %8.0f%% %8.0f%% %8.1f%%\n",
-               models[i], v[0], 100 * v[6] / limit[0], v[1], v[3], v[5],
-               100 * v[5] / limit[2], 100 * v[2] / v[1], 100 * v[4]);
+        run(v, 9, NULL, arguments);
+        printf("%-6s %7.0f %8.0f%% %8.1f %7.0f%% %14.2f %7.0f%% %8.1f%% %8.1f %10.2f %7.0f%%\n",
+               models[i], v[0], 100 * v[1], v[2], 100 * v[3], v[5], 100 * v[4], 100 * v[6], v[7],
+               v[7] / v[2], 100 * v[8]);
         fflush(stdout);
     }
+    run(v, 1, NULL, "start");
+    printf("start of 110M to the first token: %.0f ms\n", 1e3 * v[0]);
     run(v, 3, NULL, "text");
     printf("\ntokenizing   %.2f MB in %.0f ms, %.1f MB/s; "
            "the half in %.0f ms, %.2f times less\n",

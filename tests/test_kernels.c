@@ -84,6 +84,37 @@ static void test_matvec(void)
         }
 }
 
+/* int8: within half a step of the weights, for a row that ends within a group too; one row of x and
+   several give the same. */
+static void test_int8(void)
+{
+    enum { ROWS_X = 5, OUT = 9 };
+    for (size_t n = 1; n < 200; n += 33) {
+        float w[200 * OUT], x[200 * ROWS_X], y[OUT], many[ROWS_X * OUT], plus[ROWS_X * OUT];
+        fill(w, n * OUT, 1), fill(x, n * ROWS_X, 2), fill(plus, ROWS_X * OUT, 3);
+        const Quantized q = quantized((Matrices){ { w, w + 4 * n }, { 4, OUT - 4 }, {0} }, n);
+        gemm_int8(many, x, q, ROWS_X, n, OUT, plus);
+        for (size_t r = 0; r < ROWS_X; r++) {
+            matvec_int8(y, x + r * n, q, n, OUT, plus + r * OUT);
+            for (size_t o = 0; o < OUT; o++) {
+                double sum = (double)plus[r * OUT + o], room = 1e-4;
+                for (size_t g = 0; g < n; g += GROUP) {
+                    double most = 0;
+                    for (size_t i = g; i < n && i < g + GROUP; i++)
+                        most = fmax(most, fabs((double)w[o * n + i]));
+                    for (size_t i = g; i < n && i < g + GROUP; i++) {
+                        sum += (double)w[o * n + i] * (double)x[r * n + i];
+                        room += 0.501 * most / 127 * fabs((double)x[r * n + i]);
+                    }
+                }
+                CHECK_CLOSE(y[o], sum, room);
+                CHECK_CLOSE(y[o], many[r * OUT + o], 1e-4);
+            }
+        }
+        free(q.scale), free(q.q);
+    }
+}
+
 static void test_vexp(void)
 {
     double worst = 0;
@@ -383,6 +414,7 @@ int main(int argc, char **argv)
     RUN(test_gemm);
     RUN(test_gemm_threads);
     RUN(test_matvec);
+    RUN(test_int8);
     RUN(test_vexp);
     RUN(test_layers);
     RUN(test_cross_entropy);

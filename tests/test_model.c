@@ -58,11 +58,11 @@ static void test_gradients(void)
 }
 
 /* What generation computes token by token, or in chunks, is what the forward of training computes,
-   also past the trained length. */
+   also past the trained length, and with int8 weights. */
 static void test_cache(void)
 {
     for (const PosEnc *e = posencs; e->name; e++)
-        for (int variant = 0; variant < 2; variant++)
+        for (int variant = 0; variant < 4; variant++)
             for (int chunk = 1; chunk <= 60; chunk += chunk == 1 ? 6 : 53) {
                 Model m;
                 Cache kv;
@@ -71,8 +71,9 @@ static void test_cache(void)
                 float *want = xmalloc((size_t)len * V * 4);
                 double worst = 0, largest = 0;
                 context = e->name;
-                small_model(&m, e, variant, 64, len);
+                small_model(&m, e, variant & 1, 64, len);
                 stir(&m);
+                if (variant & 2) model_quantize(&m);
                 model_logits(&m, want, x, NULL, 1, len);
                 cache_create(&kv, &m, len);
                 for (int t = 0; t < len; t += chunk) {
