@@ -355,6 +355,9 @@ float rng_normal(uint64_t seed, uint64_t purpose, uint64_t counter);      // N(0
 void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
           const float *b, size_t b_k, size_t b_col,
           size_t M, size_t N, size_t K, const float *plus);
+/* From here on gemm rounds the elements of A and B to bf16 and multiplies them in pairs, with sums in
+   fp32; 0: no longer. Returns whether it does: not every target can. */
+int bf16_set(int on);
 
 #endif
 
@@ -553,6 +556,20 @@ enum { VL = 4, MR = 6, NV = 2 };
 enum { NR = VL * NV };
 
 typedef float vec __attribute__((vector_size(VL * 4)));
+
+/* acc + a b of bf16 numbers, two of them in the place of a float: the two products are added. */
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+enum { HAS_BF16 = 1 };
+static inline vec multiply_pairs(vec acc, vec a, vec b)
+{
+    return (vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+}
+#else
+enum { HAS_BF16 = 0 };
+static inline vec multiply_pairs(vec acc, vec a, vec b) { (void)a, (void)b; return acc; }
+#endif
+
 typedef int32_t ivec __attribute__((vector_size(VL * 4)));
 typedef uint32_t uvec __attribute__((vector_size(VL * 4)));
 typedef vec vec_at __attribute__((aligned(4), may_alias));    // one in memory, at any float
@@ -563,6 +580,12 @@ const int vector_width = VL;
 INLINE vec load(const float *p) { return *(const vec_at *)p; }
 INLINE void store(float *p, vec v) { *(vec_at *)p = v; }
 INLINE vec splat(float x) { return (vec){0} + x; }
+INLINE vec splat_bits(const float *x)
+{
+    int32_t bits;
+    memcpy(&bits, x, sizeof bits);
+    return (vec)((ivec){0} + bits);
+}
 INLINE vec choose(ivec mask, vec a, vec b) { return (vec)((mask & (ivec)a) | (~mask & (ivec)b)); }
 INLINE vec vmax(vec a, vec b) { return choose(a > b, a, b); }
 INLINE float vsum(vec v)
@@ -624,17 +647,21 @@ INLINE void axpy(float *y, float a, const float *x, size_t n)    // y += a x
 }
 
 /* The micro-kernel, on which all products rest: an MR x (nv VL) tile of C from K steps of rank one,
-   plus a tile of `plus`, which is stored like C and may be C, unless it is NULL. nv is a constant
-   where it is called. Always a full tile: callers pad by zeros. */
+   plus a tile of `plus`, which is stored like C and may be C, unless it is NULL. With `pairs`, the
+   elements of A and B are pairs of bf16. nv and pairs are constants where it is called. Always a
+   full tile: callers pad by zeros. */
 INLINE void tile(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
-                 const float *b, size_t ldb, size_t K, const int nv, const float *plus)
+                 const float *b, size_t ldb, size_t K, const float *plus,
+                 const int nv, const int pairs)
 {
     vec acc[MR][NV] = {0};
     for (size_t k = 0; k < K; k++, a += a_k, b += ldb) {
         vec row[NV];
         for (int j = 0; j < nv; j++) row[j] = load(b + j * VL);
         for (int i = 0; i < MR; i++)
-            for (int j = 0; j < nv; j++) acc[i][j] += a[i * a_row] * row[j];
+            for (int j = 0; j < nv; j++)
+                acc[i][j] = pairs ? multiply_pairs(acc[i][j], splat_bits(a + i * a_row), row[j])
+                                  : acc[i][j] + a[i * a_row] * row[j];
     }
     for (int i = 0; i < MR; i++)
         for (int j = 0; j < nv; j++) {
@@ -644,21 +671,34 @@ INLINE void tile(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
 }
 
 /* C (m, n) = A.B, plus `plus` as above, on scratch that is padded to whole tiles: m rounded up to
-   MR, n to VL. Not inlined, so that the program does not hold the micro-kernel thirty times. */
-static __attribute__((noinline)) void product(float *c, size_t ldc,
-                                              const float *a, size_t a_row, size_t a_k,
-                                              const float *b, size_t ldb,
-                                              size_t m, size_t n, size_t K, const float *plus)
+   MR, n to VL. The two forms are not inlined, so that the micro-kernel is not there thirty times. */
+INLINE void tiles(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k, const float *b,
+                  size_t ldb, size_t m, size_t n, size_t K, const float *plus, const int pairs)
 {
     for (size_t i = 0; i < m; i += MR) {
         size_t j = 0;
         for (; j + NR <= round_up(n, VL); j += NR)
-            tile(c + i * ldc + j, ldc, a + i * a_row, a_row, a_k, b + j, ldb, K, NV,
-                 plus ? plus + i * ldc + j : NULL);
+            tile(c + i * ldc + j, ldc, a + i * a_row, a_row, a_k, b + j, ldb, K,
+                 plus ? plus + i * ldc + j : NULL, NV, pairs);
         for (; j < n; j += VL)
-            tile(c + i * ldc + j, ldc, a + i * a_row, a_row, a_k, b + j, ldb, K, 1,
-                 plus ? plus + i * ldc + j : NULL);
+            tile(c + i * ldc + j, ldc, a + i * a_row, a_row, a_k, b + j, ldb, K,
+                 plus ? plus + i * ldc + j : NULL, 1, pairs);
     }
+}
+
+static __attribute__((noinline)) void product(float *c, size_t ldc, const float *a, size_t a_row,
+                                              size_t a_k, const float *b, size_t ldb, size_t m,
+                                              size_t n, size_t K, const float *plus)
+{
+    tiles(c, ldc, a, a_row, a_k, b, ldb, m, n, K, plus, 0);
+}
+
+static __attribute__((noinline)) void product_bf16(float *c, size_t ldc, const float *a,
+                                                   size_t a_row, size_t a_k, const float *b,
+                                                   size_t ldb, size_t m, size_t n, size_t K,
+                                                   const float *plus)
+{
+    tiles(c, ldc, a, a_row, a_k, b, ldb, m, n, K, plus, 1);
 }
 
 /* gemm's blocks (Goto & van de Geijn 2008): MC x KC floats of A (576 KiB) stay in the second cache,
@@ -695,6 +735,23 @@ INLINE void pack(float *restrict dst, const float *restrict src, size_t stride, 
     }
 }
 
+static int bf16_products;
+int bf16_set(int on) { return bf16_products = on && HAS_BF16; }
+
+/* Packed elements k and k + 1 of a lane become a pair of bf16, each rounded to the nearest, ties to
+   even; the last of an odd K goes with a zero, which must be there. */
+INLINE void pair_up(float *restrict dst, const float *restrict src, const size_t lanes, size_t K)
+{
+    for (size_t k = 0; k < K; k += 2)
+        for (size_t r = 0; r < lanes; r++) {
+            uint32_t low, high;
+            memcpy(&low, src + k * lanes + r, 4), memcpy(&high, src + (k + 1) * lanes + r, 4);
+            low += 0x7fff + (low >> 16 & 1), high += 0x7fff + (high >> 16 & 1);
+            low = low >> 16 | (high & 0xffff0000);
+            memcpy(dst + k / 2 * lanes + r, &low, 4);
+        }
+}
+
 void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
           const float *b, size_t b_k, size_t b_col,
           size_t M, size_t N, size_t K, const float *plus)
@@ -711,32 +768,39 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
         n = a_k; a_k = b_k; b_k = n;
         n = M; M = N; N = n;
     }
-    const int direct = a_k == 1 && N <= FEW;
+    const int pairs = bf16_products, direct = a_k == 1 && N <= FEW && !pairs;
     // Blocks of even size. Which thread computes an element, and in which block, changes no bit of
     // it: only kc splits a sum, and it depends on K alone.
     const size_t threads = (size_t)thread_count();
-    const size_t kc = div_up(K, div_up(K, KC));
+    const size_t kc = div_up(K, div_up(K, pairs ? 2 * KC : KC));
     const size_t nc = round_up(div_up(N, div_up(N, NC)), NR);
     size_t row_blocks = div_up(M, MC), col_blocks = 1;
     if (M >= 2 * MR * threads) row_blocks = round_up(row_blocks, threads);
     else col_blocks = threads;    // few rows: the threads share columns
     const size_t mc = direct ? MR : round_up(div_up(M, row_blocks), MR);
     row_blocks = div_up(M, mc);
-    float *packed_b = workspace(kc * nc + threads * mc * kc), *packed_a = packed_b + kc * nc;
+    void (*const multiply)(float *, size_t, const float *, size_t, size_t, const float *, size_t,
+                           size_t, size_t, size_t, const float *) = pairs ? product_bf16 : product;
+    const size_t per_thread = mc * kc + (pairs ? NR * (kc + 1) : 0);
+    float *packed_b = workspace(kc * nc + threads * per_thread), *packed_a = packed_b + kc * nc;
 
     #pragma omp parallel if (M * N * K > 1 << 18)
     {
-        float *pa = packed_a + (size_t)thread_number() * mc * kc;
+        float *pa = packed_a + (size_t)thread_number() * per_thread, *unpaired = pa + mc * kc;
         for (size_t n0 = 0; n0 < N; n0 += nc)
             for (size_t k0 = 0; k0 < K; k0 += kc) {
                 const size_t nn = min_size(nc, N - n0), kn = min_size(kc, K - k0);
                 const size_t panels = div_up(nn, NR), share = div_up(panels, col_blocks);
                 const float *add = k0 ? c : plus;
+                const size_t steps = pairs ? div_up(kn, 2) : kn;
                 #pragma omp for schedule(static) nowait
-                for (long p = 0; p < (long)panels; p++)
-                    pack(packed_b + (size_t)p * NR * kn,
-                         b + k0 * b_k + (n0 + (size_t)p * NR) * b_col, b_col, b_k,
-                         min_size(NR, nn - (size_t)p * NR), NR, kn);
+                for (long p = 0; p < (long)panels; p++) {
+                    float *to = packed_b + (size_t)p * NR * kn;
+                    pack(pairs ? unpaired : to, b + k0 * b_k + (n0 + (size_t)p * NR) * b_col,
+                         b_col, b_k, min_size(NR, nn - (size_t)p * NR), NR, kn);
+                    if (pairs && kn % 2) memset(unpaired + kn * NR, 0, NR * sizeof *to);
+                    if (pairs) pair_up(to, unpaired, NR, kn);
+                }
                 barrier();
                 #pragma omp for schedule(static) nowait
                 for (long unit = 0; unit < (long)(row_blocks * col_blocks); unit++) {
@@ -746,9 +810,12 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
                     const size_t mn = min_size(mc, M - m0);
                     const float *block = a + m0 * a_row + k0 * a_k;
                     const int packed = !direct || mn < MR;
-                    for (size_t i = 0; packed && p0 < p1 && i < mn; i += MR)
-                        pack(pa + i * kn, block + i * a_row, a_row, a_k,
+                    for (size_t i = 0; packed && p0 < p1 && i < mn; i += MR) {
+                        pack(pairs ? unpaired : pa + i * kn, block + i * a_row, a_row, a_k,
                              min_size(MR, mn - i), MR, kn);
+                        if (pairs && kn % 2) memset(unpaired + kn * MR, 0, MR * sizeof *pa);
+                        if (pairs) pair_up(pa + i * kn, unpaired, MR, kn);
+                    }
                     for (size_t p = p0; p < p1; p++)
                         for (size_t i = 0; i < mn; i += MR) {
                             const size_t rows = min_size(MR, mn - i);
@@ -759,12 +826,12 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
                             const size_t row = m0 + i, col = n0 + p * NR;
                             const size_t at = turned ? col * ldc + row : row * ldc + col;
                             if (rows == MR && cols == NR && !turned) {
-                                product(c + at, ldc, ta, ta_row, ta_k, tb, NR, MR, NR, kn,
-                                        add ? add + at : NULL);
+                                multiply(c + at, ldc, ta, ta_row, ta_k, tb, NR, MR, NR, steps,
+                                         add ? add + at : NULL);
                                 continue;
                             }
                             float edge[MR * NR], edge_t[NR * MR];
-                            product(edge, NR, ta, ta_row, ta_k, tb, NR, MR, cols, kn, NULL);
+                            multiply(edge, NR, ta, ta_row, ta_k, tb, NR, MR, cols, steps, NULL);
                             if (turned) pack(edge_t, edge, NR, 1, MR, MR, NR);
                             const float *from = turned ? edge_t : edge;
                             const size_t step = turned ? MR : NR;

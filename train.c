@@ -12,14 +12,14 @@ static const char *pos = "rope", *out = "model.bin", *resume_file, *init_file;
 static const char *tokenizer_file = "tokenizer.bin", *val_file, *log_file;
 static int dim = 128, layers = 4, heads = 4, kv_heads, hidden, ctx = 256, untied;
 static int batch = 8, accum = 1, steps = 1200, warmup = -1, threads;
-static int eval_every, sample_every, save_every, stop_after, quiet, profiled;
+static int eval_every, sample_every, save_every, stop_after, quiet, profiled, bf16;
 static double lr = 3e-3, min_lr = NAN, weight_decay = 0.1, clip = 1, val_frac = 0.1;
 static uint64_t seed;
 
 // Places in the table: the shape of the model, what decides the bits of a run, and where the
 // encodings' own options begin.
 enum { POS = 0, OUT = 1, TOKENIZER = 4, SHAPE = 5, CTX = 11, RUN = 12, VAL_FRAC = 20, SEED = 22,
-       OWN_OPTIONS = 31, MAX_OPTIONS = 80 };
+       OWN_OPTIONS = 32, MAX_OPTIONS = 80 };
 
 static Option options[MAX_OPTIONS] = {
     { "pos", 0, "NAME", "positional encoding, see below", .s = &pos },
@@ -67,6 +67,8 @@ static Option options[MAX_OPTIONS] = {
     { "stop-after", 0, "N", .i = &stop_after, .min = 0, .max = 1e9,
       .help = "save and stop after step N of the schedule, to be resumed" },
     { "log", 0, "FILE", "a row per step, tab separated", .s = &log_file },
+    { "bf16", 0, NULL, .on = &bf16,
+      .help = "round the inputs of matrix products to bf16; faster where the processor has it" },
     { "profile", 0, NULL, "say at the end where the time of the steps went", .on = &profiled },
     { "quiet", 'q', NULL, "print errors and warnings only", .on = &quiet },
 };
@@ -561,6 +563,9 @@ int main(int argc, char **argv)
     if (resume_file && !options[OUT].given) out = resume_file;
     if (!options[SEED].given && !resume_file)
         seed = (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
+    if (bf16 && !bf16_set(1))
+        die(2, "--bf16: this program was built for a processor without bf16 products "
+            "(AVX512-BF16; make -B builds for this one)");
     threads = threads_set(threads);
     check_outputs(argv, n);
 

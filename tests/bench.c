@@ -119,6 +119,7 @@ static void bench_train(const char *name, const char *pos, int threads)
     double time[64];
     const AdamW adamw = { 0.9f, 0.95f, 1e-8f, 0.1f, 1 };
     threads_set(threads);
+    if (getenv("BF16")) bf16_set(1);
     create(&m, s, pos, 0);
     model_train_begin(&m);
     int *x = random_tokens(n, s->vocab, 1), *y = random_tokens(n, s->vocab, 2);

@@ -50,6 +50,42 @@ static void test_gemm(void)
     context = "";
 }
 
+/* The same with inputs rounded to bf16: exactly the products of the rounded numbers, 8 bits each, up
+   to the rounding of the sum. */
+static float to_bf16(float x)
+{
+    const double unit = ldexp(1, ilogb((double)x) - 7);
+    return x == 0 ? 0 : (float)(nearbyint((double)x / unit) * unit);    // ties to even
+}
+
+static void test_bf16(void)
+{
+    CHECK(bf16_set(1) == HAS_BF16);
+    static const size_t size[][3] = { { 12, 32, 8 }, { 37, 70, 401 }, { 300, 40, 7 } };
+    for (size_t s = 0; HAS_BF16 && s < sizeof size / sizeof *size; s++) {
+        const size_t M = size[s][0], N = size[s][1], K = size[s][2];
+        float *a = xmalloc(M * K * 4), *b = xmalloc(N * K * 4), *c = xmalloc(M * N * 4);
+        fill(a, M * K, 1), fill(b, N * K, 2);
+        gemm(c, N, a, K, 1, b, 1, K, M, N, K, NULL);
+        double worst = 0, plain = 0;
+        for (size_t i = 0; i < M; i++)
+            for (size_t j = 0; j < N; j++) {
+                double sum = 0, unrounded = 0;
+                for (size_t k = 0; k < K; k++) {
+                    const float x = a[i * K + k], y = b[j * K + k];
+                    sum += (double)to_bf16(x) * (double)to_bf16(y);
+                    unrounded += (double)x * (double)y;
+                }
+                worst = worse(worst, sum, c[i * N + j]);
+                plain = worse(plain, unrounded, c[i * N + j]);
+            }
+        CHECK_CLOSE(worst, 0, 1e-5 * sqrt((double)K));
+        CHECK(plain > 1e-3);    // it did round
+        free(a), free(b), free(c);
+    }
+    CHECK(!bf16_set(0));
+}
+
 /* A sum longer than a block, with few rows and with many: the same bits whatever the threads. */
 static void test_gemm_threads(void)
 {
@@ -413,6 +449,7 @@ int main(int argc, char **argv)
     program_begin("test_kernels", argv);
     RUN(test_gemm);
     RUN(test_gemm_threads);
+    RUN(test_bf16);
     RUN(test_matvec);
     RUN(test_int8);
     RUN(test_vexp);
