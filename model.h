@@ -278,6 +278,7 @@ typedef struct {                  // what a training run needs to go on; all tha
     double lr, min_lr, weight_decay, clip, val_frac;
     double best_val;              // lowest validation loss so far, in nats per token,
     int64_t best_step;            //   and where; 0: none yet
+    int64_t bf16;                 // 1: products of bf16
 } TrainState;
 
 /* Writes a model to a temporary file beside `path` and renames it: there is always the old one or
@@ -355,8 +356,8 @@ float rng_normal(uint64_t seed, uint64_t purpose, uint64_t counter);      // N(0
 void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
           const float *b, size_t b_k, size_t b_col,
           size_t M, size_t N, size_t K, const float *plus);
-/* From here on gemm rounds the elements of A and B to bf16 and multiplies them in pairs, with sums in
-   fp32; 0: no longer. Returns whether it does: not every target can. */
+/* From here on gemm rounds the elements of A and B to bf16 and multiplies them in pairs, with sums
+   in fp32; 0: no longer. Returns whether it does: not every target can. */
 int bf16_set(int on);
 
 #endif
@@ -671,7 +672,7 @@ INLINE void tile(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
 }
 
 /* C (m, n) = A.B, plus `plus` as above, on scratch that is padded to whole tiles: m rounded up to
-   MR, n to VL. The two forms are not inlined, so that the micro-kernel is not there thirty times. */
+   MR, n to VL. The two forms are not inlined, so that there are not thirty micro-kernels. */
 INLINE void tiles(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k, const float *b,
                   size_t ldb, size_t m, size_t n, size_t K, const float *plus, const int pairs)
 {
@@ -2614,7 +2615,7 @@ typedef struct {
     struct { char name[NAME]; double value; } option[POS_OPTIONS];
     uint64_t vocab_bytes, n_params, state_bytes, vocab_sum, params_sum, state_sum, zero, sum;
 } Header;
-_Static_assert(sizeof(Header) == HEADER && sizeof(TrainState) == 14 * 8, "they have no holes");
+_Static_assert(sizeof(Header) == HEADER && sizeof(TrainState) == 15 * 8, "they have no holes");
 
 /* Eight lanes of h = (h ^ word) * odd, each step a bijection, so that no single changed word can
    go unnoticed. */

@@ -357,6 +357,8 @@ static void resume(Model *m, TrainState *s)
     if (options[SEED].given && seed != s->seed)
         die(2, "--seed %llu differs from the %llu of %s%s", (unsigned long long)seed,
             (unsigned long long)s->seed, resume_file, hint);
+    if (bf16 && !s->bf16) die(2, "--bf16 was not given when %s was begun%s", resume_file, hint);
+    bf16 = s->bf16 != 0;
     seed = s->seed;
     ctx = c->seq_len;
 }
@@ -563,9 +565,6 @@ int main(int argc, char **argv)
     if (resume_file && !options[OUT].given) out = resume_file;
     if (!options[SEED].given && !resume_file)
         seed = (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
-    if (bf16 && !bf16_set(1))
-        die(2, "--bf16: this program was built for a processor without bf16 products "
-            "(AVX512-BF16; make -B builds for this one)");
     threads = threads_set(threads);
     check_outputs(argv, n);
 
@@ -576,6 +575,9 @@ int main(int argc, char **argv)
     TrainState state = {0};
     if (resume_file) resume(&m, &state);
     else start(&m);
+    if (bf16 && !bf16_set(1))
+        die(2, "--bf16: this program was built for a processor without products of bf16 "
+            "(AVX512-BF16)");
     if (isnan(min_lr)) min_lr = lr / 10;
     if (warmup < 0) warmup = steps / 10 < 100 ? steps / 10 : 100;
     if (m.config.vocab_size > 1 << 16)
@@ -603,7 +605,7 @@ int main(int argc, char **argv)
                           .warmup = warmup, .seed = seed, .data_sum = sum, .lr = lr,
                           .min_lr = min_lr, .weight_decay = weight_decay, .clip = clip,
                           .val_frac = val_frac, .best_val = state.best_val,
-                          .best_step = state.best_step };
+                          .best_step = state.best_step, .bf16 = bf16 };
 
     const Config *c = &m.config;
     note("train: %s parameters (%d layers, %d heads, %d wide, %d hidden, %d tokens), "

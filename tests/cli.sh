@@ -352,6 +352,19 @@ works '' train --steps 4 --stop-after 2 --val other.txt --out val.bin abc.txt
 fails 1 '--val'                               resume val.bin abc.txt
 works '' resume val.bin --val other.txt --out a abc.txt
 works 'm.bin .*nothing to do'                 go train --resume m.bin abc.txt
+fails 2 '--bf16 was not given'                resume half.bin --bf16 abc.txt
+if train --bf16 --steps 4 --out half16.bin abc.txt; [ "$rc" -eq 0 ]; then
+    mv half16.bin whole16.bin
+    works '' train --bf16 --steps 4 --stop-after 2 --out half16.bin abc.txt
+    works '' resume half16.bin --threads 2 abc.txt
+    same whole16.bin half16.bin "bf16: the same file straight and resumed"
+else
+    ok "exit 2 and one line with /without products of bf16/" refused 2 'without products of bf16'
+fi
+works 'matrix products [0-9.]+ %'             loud --profile --steps 2 --out a abc.txt
+run m.bin --eval abc.txt;                     cut -f 1,2 out >a; cut -f 3 out | cut -c 1-4 >b
+run m.bin --int8 --eval abc.txt;              cut -f 1,2 out >c; same a c "--int8: same tokens"
+cut -f 3 out | cut -c 1-4 >c;                 same b c "--int8: the loss of fp32, two digits"
 fails 2 '--dim 32 '                           train --init m.bin --dim 32 abc.txt
 ok "no word of --resume for --init" [ "$(grep -c -e --resume err)" = 0 ]
 works 'pos is not in m.bin' \

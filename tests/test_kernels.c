@@ -50,8 +50,8 @@ static void test_gemm(void)
     context = "";
 }
 
-/* The same with inputs rounded to bf16: exactly the products of the rounded numbers, 8 bits each, up
-   to the rounding of the sum. */
+/* The same with inputs rounded to bf16: exactly the products of the rounded numbers, 8 bits each,
+   up to the rounding of the sum. */
 static float to_bf16(float x)
 {
     const double unit = ldexp(1, ilogb((double)x) - 7);
