@@ -457,6 +457,7 @@ static float *workspace(size_t floats)
 const char *const threads_kind = "OpenMP";
 static int thread_count(void) { return omp_get_max_threads(); }
 static int thread_number(void) { return omp_get_thread_num(); }
+static int team_size(void) { return omp_get_num_threads(); }
 int threads_set(int n)
 {
     if (n > 0) omp_set_num_threads(n);
@@ -468,6 +469,7 @@ int threads_set(int n)
 const char *const threads_kind = "built without OpenMP";
 static int thread_count(void) { return 1; }
 static int thread_number(void) { return 0; }
+static int team_size(void) { return 1; }
 int threads_set(int n) { (void)n; return 1; }
 #endif
 
@@ -848,18 +850,33 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
     }
 }
 
-/* Elements below which threads cost more than they give, and that where they are only read once. */
+/* Elements below which threads cost more than they give, and that where they are only read once.
+   A region that if() makes serial still costs as much as a small product, so what generation does
+   for every token goes around it. */
 enum { MIN_PARALLEL = 1 << 14, MIN_STREAMED = 1 << 17 };
+
+static void matvec_rows(float *y, const float *x, const float *w, size_t n_in,
+                        size_t from, size_t to, const float *plus)
+{
+    for (size_t o = from; o < to; o++) {
+        const float sum = dot_ahead(w + o * n_in, x, n_in, 4096);
+        y[o] = plus ? plus[o] + sum : sum;
+    }
+}
 
 /* y (n_out) = W (n_out, n_in) x, plus `plus` unless it is NULL. Reads W once, from the first byte
    to the last, and asks for it a page ahead: it runs at the speed of memory. */
 static void matvec(float *y, const float *x, const float *w, size_t n_in, size_t n_out,
                    const float *plus)
 {
-    #pragma omp parallel for schedule(static) if (n_in * n_out > MIN_STREAMED)
-    for (long o = 0; o < (long)n_out; o++) {
-        const float sum = dot_ahead(w + (size_t)o * n_in, x, n_in, 4096);
-        y[o] = plus ? plus[o] + sum : sum;
+    if (n_in * n_out <= MIN_STREAMED) {
+        matvec_rows(y, x, w, n_in, 0, n_out, plus);
+        return;
+    }
+    #pragma omp parallel
+    {
+        const size_t thread = (size_t)thread_number(), threads = (size_t)team_size();
+        matvec_rows(y, x, w, n_in, n_out * thread / threads, n_out * (thread + 1) / threads, plus);
     }
 }
 
@@ -897,28 +914,43 @@ INLINE void unpack(vec *w, const int8_t *q)    // a group: GROUP / VL vectors, w
     }
 }
 
-/* As matvec. */
-static void matvec_int8(float *y, const float *x, Quantized w, size_t n_in, size_t n_out,
-                        const float *plus)
+/* As matvec; x is followed by zeros to the end of its last group. */
+static void matvec_int8_rows(float *y, const float *x, Quantized w, size_t n_in,
+                             size_t from, size_t to, const float *plus)
 {
     const size_t groups = div_up(n_in, GROUP);
-    float *padded = workspace(groups * GROUP);
-    memcpy(padded, x, n_in * sizeof *x);
-    memset(padded + n_in, 0, (groups * GROUP - n_in) * sizeof *x);
-    #pragma omp parallel for schedule(static) if (n_in * n_out > MIN_STREAMED)
-    for (long o = 0; o < (long)n_out; o++) {
-        const int8_t *q = w.q + (size_t)o * groups * GROUP;
-        const float *scale = w.scale + (size_t)o * groups;
+    for (size_t o = from; o < to; o++) {
+        const int8_t *q = w.q + o * groups * GROUP;
+        const float *scale = w.scale + o * groups;
         vec sum = {0};
         for (size_t g = 0; g < groups; g++, q += GROUP) {
             vec part = {0}, weight[GROUP / VL];
             __builtin_prefetch(q + 4096);
             unpack(weight, q);
             for (int i = 0; i < GROUP / VL; i++)
-                part += weight[i] * load(padded + g * GROUP + (size_t)i * VL);
+                part += weight[i] * load(x + g * GROUP + (size_t)i * VL);
             sum += scale[g] * part;
         }
         y[o] = vsum(sum) + (plus ? plus[o] : 0);
+    }
+}
+
+static void matvec_int8(float *y, const float *x, Quantized w, size_t n_in, size_t n_out,
+                        const float *plus)
+{
+    const size_t room = round_up(n_in, GROUP);
+    float *padded = workspace(room);
+    memcpy(padded, x, n_in * sizeof *x);
+    memset(padded + n_in, 0, (room - n_in) * sizeof *x);
+    if (n_in * n_out <= MIN_STREAMED) {
+        matvec_int8_rows(y, padded, w, n_in, 0, n_out, plus);
+        return;
+    }
+    #pragma omp parallel
+    {
+        const size_t thread = (size_t)thread_number(), threads = (size_t)team_size();
+        matvec_int8_rows(y, padded, w, n_in, n_out * thread / threads,
+                         n_out * (thread + 1) / threads, plus);
     }
 }
 
@@ -994,14 +1026,19 @@ static float rms_inverse(const float *x, size_t n)
     return 1 / sqrtf(dot(x, x, n) / (float)n + 1e-5f);
 }
 
+static void rmsnorm_row(float *y, const float *x, const float *gain, size_t n)
+{
+    const float inverse = rms_inverse(x, n);
+    for (size_t i = 0; i < n; i++) y[i] = gain[i] * (x[i] * inverse);
+}
+
 static void rmsnorm_forward(float *y, const float *x, const float *gain, size_t rows, size_t n)
 {
     SECTION(LAYERS);
+    if (rows == 1) { rmsnorm_row(y, x, gain, n); return; }
     #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
-    for (long r = 0; r < (long)rows; r++) {
-        const float *xr = x + (size_t)r * n, inverse = rms_inverse(xr, n);
-        for (size_t i = 0; i < n; i++) y[(size_t)r * n + i] = gain[i] * (xr[i] * inverse);
-    }
+    for (long r = 0; r < (long)rows; r++)
+        rmsnorm_row(y + (size_t)r * n, x + (size_t)r * n, gain, n);
 }
 
 /* With h = x / rms and w = g dy:  dx += (w - h mean(w h)) / rms;  dg += sum over rows of dy h */
@@ -1033,19 +1070,24 @@ static void rmsnorm_backward(float *dx, float *dgain, const float *dy, const flo
 
 /* SwiGLU (Shazeer 2020): h = silu(a) b, silu(a) = a s, s = 1 / (1 + e^-a); a and b are the halves
    of ab (rows, 2n) */
+static void swiglu_row(float *h, const float *a, const float *b, size_t n)
+{
+    size_t i = 0;
+    for (; i + VL <= n; i += VL) {
+        const vec x = load(a + i);
+        store(h + i, x / (1.0f + vexp(-x)) * load(b + i));
+    }
+    for (; i < n; i++) h[i] = a[i] / (1 + expf(-a[i])) * b[i];
+}
+
 static void swiglu_forward(float *h, const float *ab, size_t rows, size_t n)
 {
     SECTION(LAYERS);
+    if (rows == 1) { swiglu_row(h, ab, ab + n, n); return; }
     #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
     for (long r = 0; r < (long)rows; r++) {
-        const float *a = ab + (size_t)r * 2 * n, *b = a + n;
-        float *hr = h + (size_t)r * n;
-        size_t i = 0;
-        for (; i + VL <= n; i += VL) {
-            const vec x = load(a + i);
-            store(hr + i, x / (1.0f + vexp(-x)) * load(b + i));
-        }
-        for (; i < n; i++) hr[i] = a[i] / (1 + expf(-a[i])) * b[i];
+        const float *a = ab + (size_t)r * 2 * n;
+        swiglu_row(h + (size_t)r * n, a, a + n, n);
     }
 }
 
@@ -1112,26 +1154,33 @@ static void embedding_backward(float *dE, const PosTables *dpos, const float *dx
 /* The place `rotate`: turns the pairs (2i, 2i+1) of every head of q and k, which lie at the front
    of the rows of qkv, by the angle of the row's position; direction -1 turns back, which is the
    backward, a rotation being orthogonal. */
+static void rotate_row(float *x, const PosTables *pos, size_t p, int heads, int D, int direction)
+{
+    const int half = pos->rotary / 2;
+    const float *cosine = pos->cos + p * (size_t)half, *sine = pos->sin + p * (size_t)half;
+    for (int h = 0; h < heads; h++, x += D)
+        for (int i = 0; i < half; i++) {
+            const float a = x[2 * i], b = x[2 * i + 1], s = (float)direction * sine[i];
+            x[2 * i] = a * cosine[i] - b * s;
+            x[2 * i + 1] = a * s + b * cosine[i];
+        }
+}
+
 static void rotate(float *qkv, const PosTables *pos, const Config *c, const int *positions,
                    int start, int T, size_t rows, int direction)
 {
     SECTION(LAYERS);
     if (!pos->cos) return;
-    const int D = c->dim / c->n_heads, heads = c->n_heads + c->n_kv_heads, half = pos->rotary / 2;
+    const int D = c->dim / c->n_heads, heads = c->n_heads + c->n_kv_heads;
     const size_t width = (size_t)(c->n_heads + 2 * c->n_kv_heads) * (size_t)D;
-    #pragma omp parallel for schedule(static) if (rows * width > MIN_PARALLEL)
-    for (long r = 0; r < (long)rows; r++) {
-        const size_t p = position_of(positions, (size_t)r, start, T);
-        const float *cosine = pos->cos + p * (size_t)half, *sine = pos->sin + p * (size_t)half;
-        for (int h = 0; h < heads; h++) {
-            float *x = qkv + (size_t)r * width + (size_t)h * (size_t)D;
-            for (int i = 0; i < half; i++) {
-                const float a = x[2 * i], b = x[2 * i + 1], s = (float)direction * sine[i];
-                x[2 * i] = a * cosine[i] - b * s;
-                x[2 * i + 1] = a * s + b * cosine[i];
-            }
-        }
+    if (rows == 1) {
+        rotate_row(qkv, pos, position_of(positions, 0, start, T), heads, D, direction);
+        return;
     }
+    #pragma omp parallel for schedule(static) if (rows * width > MIN_PARALLEL)
+    for (long r = 0; r < (long)rows; r++)
+        rotate_row(qkv + (size_t)r * width, pos, position_of(positions, (size_t)r, start, T), heads,
+                   D, direction);
 }
 
 static float row_max(const float *x, size_t n)
@@ -1573,86 +1622,102 @@ enum { LANES = 16 };
 static size_t cache_floats(size_t len, size_t kv_dim) { return round_up(len, LANES) * kv_dim; }
 
 /* Copies n rows of kv_dim to (or, back, from) tokens `start` and on of a cache. */
+static void cache_copy_block(float *cache, float *rows, size_t stride, size_t kv_dim,
+                             size_t start, size_t n, size_t block, int back)
+{
+    const size_t first = block * LANES, last = min_size(first + LANES, start + n);
+    for (size_t d = 0; d < kv_dim; d++)
+        for (size_t t = first > start ? first : start; t < last; t++) {
+            float *in_cache = cache + first * kv_dim + d * LANES + t % LANES;
+            float *in_row = rows + (t - start) * stride + d;
+            if (back) *in_row = *in_cache;
+            else *in_cache = *in_row;
+        }
+}
+
 static void cache_copy(float *cache, float *rows, size_t stride, size_t kv_dim,
                        size_t start, size_t n, int back)
 {
-    const size_t end = start + n;
+    const size_t block = start / LANES, end = div_up(start + n, LANES);
+    if (n == 1) { cache_copy_block(cache, rows, stride, kv_dim, start, n, block, back); return; }
     #pragma omp parallel for schedule(static) if (n * kv_dim > MIN_PARALLEL)
-    for (long block = (long)(start / LANES); block < (long)div_up(end, LANES); block++) {
-        const size_t first = (size_t)block * LANES, last = min_size(first + LANES, end);
-        for (size_t d = 0; d < kv_dim; d++)
-            for (size_t t = first > start ? first : start; t < last; t++) {
-                float *in_cache = cache + first * kv_dim + d * LANES + t % LANES;
-                float *in_row = rows + (t - start) * stride + d;
-                if (back) *in_row = *in_cache;
-                else *in_cache = *in_row;
-            }
-    }
+    for (long b = (long)block; b < (long)end; b++)
+        cache_copy_block(cache, rows, stride, kv_dim, start, n, (size_t)b, back);
 }
 
-/* One query against a cache of S keys: generation. Reads k and v once. */
-static void attention_step(float *out, const float *q, const float *k, const float *v,
-                           const Attention *a)
+/* One query against a cache of S keys: generation. Reads k and v once. s: scratch. */
+static void attention_step_head(float *o, float *s, const float *qh, const float *k,
+                                const float *v, const Attention *a, int h)
 {
     const PosTables *pos = a->pos;
     const size_t D = (size_t)a->D, S = (size_t)a->S, kv_dim = (size_t)a->G * D;
-    const size_t Sp = round_up(S, LANES), per_head = Sp + D * LANES;
+    const size_t Sp = round_up(S, LANES), lane = (size_t)(h / (a->H / a->G)) * D * LANES;
     const int i = a->S - 1;
     const float scale = 1 / sqrtf((float)a->D);
-    float *all = workspace((size_t)a->H * per_head);
-    #pragma omp parallel for schedule(static) if (S * D * (size_t)a->H > MIN_STREAMED)
-    for (int h = 0; h < a->H; h++) {
-        const size_t lane = (size_t)(h / (a->H / a->G)) * D * LANES;
-        const float *qh = q + (size_t)h * D;
-        float *s = all + (size_t)h * per_head, *o = out + (size_t)h * D;
-        float *sums = memset(s + Sp, 0, D * LANES * sizeof *sums);    // of a[j] v[j], by j % LANES
-        for (size_t j = 0; j < S; j += LANES) {
-            const float *block = k + j * kv_dim + lane;
-            vec score[LANES / VL] = {0};
-            for (size_t d = 0; d < D; d++) {
-                __builtin_prefetch(block + (kv_dim + d) * LANES);    // the head's next block
-                for (int x = 0; x < LANES / VL; x++)
-                    score[x] += scale * qh[d] * load(block + d * LANES + x * VL);
-            }
-            for (int x = 0; x < LANES / VL; x++) store(s + j + x * VL, score[x]);
-        }
-        if (pos->bias) axpy(s, 1, pos_bias(pos, h, i), S);
-        if (pos->rel_k)
-            for (int c = 0; c <= pos->clip && c <= i; c++) {
-                const float add = scale * dot(qh, pos->rel_k + (size_t)c * D, D);
-                if (c < pos->clip) s[i - c] += add;
-                else for (int j = 0; j <= i - c; j++) s[j] += add;
-            }
-        for (size_t j = S; j < Sp; j++) s[j] = -INFINITY;
-        const float m = row_max(s, S);
-        vec total = {0};
-        for (size_t j = 0; j < Sp; j += VL) {
-            const vec e = vexp(load(s + j) - m);
-            store(s + j, e);
-            total += e;
-        }
-        for (size_t j = 0; j < S; j += LANES) {
-            const float *block = v + j * kv_dim + lane;
-            for (size_t d = 0; d < D; d++) {
-                __builtin_prefetch(block + (kv_dim + d) * LANES);
-                for (size_t x = d * LANES; x < (d + 1) * LANES; x += VL)
-                    store(sums + x, load(sums + x) + load(s + j + x % LANES) * load(block + x));
-            }
-        }
+    float *sums = memset(s + Sp, 0, D * LANES * sizeof *sums);    // of a[j] v[j], by j % LANES
+    for (size_t j = 0; j < S; j += LANES) {
+        const float *block = k + j * kv_dim + lane;
+        vec score[LANES / VL] = {0};
         for (size_t d = 0; d < D; d++) {
-            vec sum = {0};
-            for (size_t x = d * LANES; x < (d + 1) * LANES; x += VL) sum += load(sums + x);
-            o[d] = vsum(sum);
+            __builtin_prefetch(block + (kv_dim + d) * LANES);    // the head's next block
+            for (int x = 0; x < LANES / VL; x++)
+                score[x] += scale * qh[d] * load(block + d * LANES + x * VL);
         }
-        if (pos->rel_v)
-            for (int c = 0; c <= pos->clip && c <= i; c++) {
-                float weight = s[i - c];
-                if (c == pos->clip) for (int j = 0; j < i - c; j++) weight += s[j];
-                axpy(o, weight, pos->rel_v + (size_t)c * D, D);
-            }
-        const float inverse = 1 / vsum(total);
-        for (size_t d = 0; d < D; d++) o[d] *= inverse;
+        for (int x = 0; x < LANES / VL; x++) store(s + j + x * VL, score[x]);
     }
+    if (pos->bias) axpy(s, 1, pos_bias(pos, h, i), S);
+    if (pos->rel_k)
+        for (int c = 0; c <= pos->clip && c <= i; c++) {
+            const float add = scale * dot(qh, pos->rel_k + (size_t)c * D, D);
+            if (c < pos->clip) s[i - c] += add;
+            else for (int j = 0; j <= i - c; j++) s[j] += add;
+        }
+    for (size_t j = S; j < Sp; j++) s[j] = -INFINITY;
+    const float m = row_max(s, S);
+    vec total = {0};
+    for (size_t j = 0; j < Sp; j += VL) {
+        const vec e = vexp(load(s + j) - m);
+        store(s + j, e);
+        total += e;
+    }
+    for (size_t j = 0; j < S; j += LANES) {
+        const float *block = v + j * kv_dim + lane;
+        for (size_t d = 0; d < D; d++) {
+            __builtin_prefetch(block + (kv_dim + d) * LANES);
+            for (size_t x = d * LANES; x < (d + 1) * LANES; x += VL)
+                store(sums + x, load(sums + x) + load(s + j + x % LANES) * load(block + x));
+        }
+    }
+    for (size_t d = 0; d < D; d++) {
+        vec sum = {0};
+        for (size_t x = d * LANES; x < (d + 1) * LANES; x += VL) sum += load(sums + x);
+        o[d] = vsum(sum);
+    }
+    if (pos->rel_v)
+        for (int c = 0; c <= pos->clip && c <= i; c++) {
+            float weight = s[i - c];
+            if (c == pos->clip) for (int j = 0; j < i - c; j++) weight += s[j];
+            axpy(o, weight, pos->rel_v + (size_t)c * D, D);
+        }
+    const float inverse = 1 / vsum(total);
+    for (size_t d = 0; d < D; d++) o[d] *= inverse;
+}
+
+static void attention_step(float *out, const float *q, const float *k, const float *v,
+                           const Attention *a)
+{
+    const size_t D = (size_t)a->D, H = (size_t)a->H, S = (size_t)a->S;
+    const size_t per_head = round_up(S, LANES) + D * LANES;
+    float *s = workspace(H * per_head);
+    if (S * D * H <= MIN_STREAMED) {
+        for (size_t h = 0; h < H; h++)
+            attention_step_head(out + h * D, s, q + h * D, k, v, a, (int)h);
+        return;
+    }
+    #pragma omp parallel for schedule(static)
+    for (int h = 0; h < a->H; h++)
+        attention_step_head(out + (size_t)h * D, s + (size_t)h * per_head, q + (size_t)h * D, k, v,
+                            a, h);
 }
 
 /* ---- The model ------------------------------------------------------------------------------- */
