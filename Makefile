@@ -54,7 +54,8 @@ $(BUILD)/%: tests/%.c tests/test.h $(SOURCES)
 # Runs everything, also after a failure; closes with "N passed, N failed". < 1 minute.
 test:
 	@$(MAKE) --no-print-directory -j2 all $(TESTS:%=$(BUILD)/%)
-	@sh tests/run.sh $(TESTS:%=$(BUILD)/%) "sh tests/cli.sh ." "sh tests/readme.sh README.md"
+	@sh tests/run.sh $(TESTS:%=$(BUILD)/%) "sh tests/cli.sh ." "sh tests/readme.sh README.md" \
+	    "sh tests/pe_bench.sh"
 
 # The same tests with address and undefined-behaviour sanitizers, in a folder of their own.
 asan:

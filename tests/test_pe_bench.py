@@ -1,0 +1,400 @@
+"""Tests scripts/pe-bench: statistics on made-up numbers, pictures, and tiny benches from outside.
+
+    python3 tests/test_pe_bench.py        after make; prints "N passed, N failed"
+"""
+import base64
+import contextlib
+import html.parser
+import importlib.machinery
+import importlib.util
+import json
+import math
+import os
+import shlex
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import xml.etree.ElementTree
+import zlib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BENCH = ROOT / "scripts" / "pe-bench"
+sys.path.insert(0, str(BENCH.parent))
+import pe_report    # noqa: E402
+import pe_stats    # noqa: E402
+import pe_svg    # noqa: E402
+
+loader = importlib.machinery.SourceFileLoader("pe_bench", str(BENCH))
+pe_bench = importlib.util.module_from_spec(importlib.util.spec_from_loader("pe_bench", loader))
+loader.exec_module(pe_bench)
+
+CAN = subprocess.run([ROOT / "run", "--help"], capture_output=True, text=True).stdout
+TINY = ("--dim 16 --heads 2 --layers 1 --ctx 16 --batch 2 --steps 12 --tokenizer bytes --threads 1 "
+        "--pos none,learned,rope --seeds 2 --factors 2 --held 2000").split()
+
+
+def spread(mean, *offsets):
+    """{seed: loss} around a mean."""
+    return {seed: mean + offset for seed, offset in enumerate(offsets, 1)}
+
+
+class Statistics(unittest.TestCase):
+    def test_quantiles_are_those_of_the_density(self):
+        """The integral of Student's density from 0 to t is 0.475 (Simpson's rule)."""
+        for df, t in enumerate(pe_stats.T975, 1):
+            scale = math.gamma((df + 1) / 2) / math.sqrt(df * math.pi) / math.gamma(df / 2)
+            n = 2000
+            f = [scale * (1 + (t * i / n) ** 2 / df) ** (-(df + 1) / 2) for i in range(n + 1)]
+            area = t / n / 3 * (f[0] + f[n] + 4 * sum(f[1:n:2]) + 2 * sum(f[2:n:2]))
+            self.assertAlmostEqual(area, 0.475, delta=5e-5, msg=f"{df} degrees of freedom")
+
+    def test_paired(self):
+        n, mean, half = pe_stats.paired({1: 3, 2: 5, 3: 7, 9: 0}, {1: 2, 2: 3, 3: 4, 8: 0})
+        self.assertEqual((n, mean), (3, 2))    # differences 1, 2, 3: standard deviation 1
+        self.assertAlmostEqual(half, 4.303 / math.sqrt(3))
+        self.assertEqual(pe_stats.paired({1: 3}, {1: 2}), (1, 1, None))
+        self.assertEqual(pe_stats.paired({1: 3}, {2: 2}), (0, None, None))
+        self.assertEqual(pe_stats.mean_sd([2, 4]), (3, math.sqrt(2)))
+        self.assertEqual(pe_stats.mean_sd([2]), (2, None))
+
+    def test_a_seed_cancels(self):
+        """A common scatter far wider than the difference does not hide it."""
+        a, b = spread(1, 0, 0.5, -0.4), spread(1.01, 0.0001, 0.5, -0.4001)
+        self.assertEqual(pe_stats.ranks({"a": a, "b": b}), [("a", 1), ("b", 2)])
+
+    def test_noise_shares_a_rank(self):
+        a, b = spread(1, 0, 0.02, -0.02), spread(1.01, 0.02, -0.02, 0)
+        c = spread(2, 0.01, 0, -0.01)
+        self.assertEqual(pe_stats.ranks({"c": c, "b": b, "a": a}), [("a", 1), ("b", 1), ("c", 3)])
+
+    def test_chains_share_a_rank(self):
+        """a is like b and b like c, a differs from c: all three are one, d is not."""
+        losses = {"a": spread(1, 0, 0, 0), "b": spread(1.02, 0.01, -0.01, 0),
+                  "c": spread(1.04, 0, 0, 0), "d": spread(1.5, 0, 0, 0)}
+        self.assertTrue(pe_stats.told_apart(losses["a"], losses["c"]))
+        self.assertFalse(pe_stats.told_apart(losses["b"], losses["c"]))
+        self.assertEqual([rank for _, rank in pe_stats.ranks(losses)], [1, 1, 1, 4])
+
+    def test_what_stands_between_equals_is_equal(self):
+        """c scatters so much that it may be a: b, between them, is told from a and gets no rank."""
+        losses = {"a": spread(1, 0, 0, 0), "b": spread(1.1, 0, 0, 0),
+                  "c": spread(1.2, 0.3, -0.3, 0)}
+        self.assertTrue(pe_stats.told_apart(losses["a"], losses["b"]))
+        self.assertEqual([rank for _, rank in pe_stats.ranks(losses)], [1, 1, 1])
+
+    def test_no_ranks_without_pairs(self):
+        self.assertEqual(pe_stats.ranks({"a": {1: 1.0}, "b": {1: 2.0}}), [("a", None), ("b", None)])
+        self.assertEqual(pe_stats.ranks({"a": {1: 1.0, 2: 1.0}, "b": {3: 2.0, 4: 2.0}}),
+                         [("a", 1), ("b", 1)])
+        same = {1: 1.5, 2: 1.25}
+        self.assertEqual(pe_stats.ranks({"a": same, "b": dict(same)}), [("a", 1), ("b", 1)])
+
+
+class Pictures(unittest.TestCase):
+    data = {"names": ["rope", "other"], "seeds": [1, 2]}
+
+    def test_ticks(self):
+        self.assertEqual(pe_svg.nice_ticks(0, 1), [0, 0.2, 0.4, 0.6, 0.8, 1])
+        self.assertEqual(pe_svg.nice_ticks(-3, 12), [0, 5, 10])
+        self.assertEqual(pe_svg.log_ticks(3, 130), [5, 10, 20, 50, 100])
+        self.assertEqual([pe_svg.short(v) for v in (12345, 0.25, 3, 1.5e6, -2)],
+                         ["12.3k", "0.25", "3", "1.5M", "−2"])
+        self.assertEqual(pe_report.buckets(20), [(0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, 19)])
+        self.assertEqual(pe_report.buckets(4, 1), [(1, 1), (2, 3)])
+
+    def test_all_are_well_formed(self):
+        series = {"rope": {1: [2.0, 2.5], 2: [1.0, 1.5]}, "other": {1: [3.0], 2: [2.0]}}
+        chart = pe_report.line_chart(self.data, "a < b & c", series, "x", mark=1.5)
+        chart.note("a note")
+        pictures = [chart.svg(), pe_svg.heatmap("h", [[0, -1], [0.5, None]], "x", "y"),
+                    pe_svg.dots("d", [("one", 0, [1, 2], 1.5, 1, 2), ("two", 9, [3], 3, None, None)],
+                                "x", zero=True)]
+        for svg in pictures:
+            root = xml.etree.ElementTree.fromstring(pe_svg.standalone(svg))
+            self.assertTrue(root.tag.endswith("svg"))
+            self.assertEqual(root.get("viewBox").split()[2], str(pe_svg.WIDTH))
+        self.assertIn("a &lt; b &amp; c", pictures[0])
+
+    def test_points_lie_where_they_belong(self):
+        chart = pe_svg.Chart("t", (1, 100), (0, 10), "x", log="x")
+        self.assertAlmostEqual(chart.at_x(10), (chart.left + chart.right) / 2)
+        self.assertAlmostEqual(chart.at_y(2.5), chart.bottom - (chart.bottom - chart.top) / 4)
+
+    def test_pixels(self):
+        """The PNG holds the colours of the values, a blank where there is none."""
+        png = base64.b64decode(pe_svg.image([[0, 1], [None, -1]], -1, 1).split(",")[1])
+        self.assertEqual(struct.unpack(">II", png[16:24]), (2, 2))
+        at = png.index(b"IDAT")
+        size, = struct.unpack(">I", png[at - 4:at])
+        raw = zlib.decompress(png[at + 4:at + 4 + size])
+        self.assertEqual(raw[1:9], bytes((*pe_svg.colour(0, -1, 1), 255, 190, 75, 0, 255)))
+        self.assertEqual(raw[10:18], bytes((0, 0, 0, 0, 0, 70, 150, 255)))
+
+    def test_every_encoding_has_its_own_look(self):
+        looks = [(dark, dash, kind) for _, dark, dash, kind in pe_svg.STYLES]
+        self.assertEqual(len(set(looks)), len(looks))
+        self.assertEqual(len({s[3] for s in pe_svg.STYLES[:7]}), 7)
+        names = self.data["names"] + ["rope:rope-base=500"]
+        styles = [pe_report.style({"names": names}, name) for name in names]
+        self.assertEqual(styles, [pe_report.ORDER.index("rope"), 7, 8])
+
+
+class Page(html.parser.HTMLParser):
+    """Collects what a browser would fetch or run, and tags that do not match."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.wrong, self.fetches, self.tags = [], [], [], {}
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags[tag] = self.tags.get(tag, 0) + 1
+        if tag not in ("meta", "link"):
+            self.open.append(tag)
+        self.fetches += [value for key, value in attributes
+                         if key in ("href", "src") and not value.startswith("data:")]
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+
+class Benches(unittest.TestCase):
+    """Real, tiny ones. The first is made once and read by many tests."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.dir = Path(tempfile.mkdtemp())
+        cls.text = cls.dir / "text.txt"
+        cls.text.write_bytes((ROOT / "tests/data/stories.txt").read_bytes()[:30000])
+        cls.first = cls.bench(cls, "--out", cls.dir / "first")
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.dir)
+
+    def bench(self, *more, text=None, tiny=TINY):
+        command = [sys.executable, "-B", BENCH, text or self.text, *tiny, *more]
+        return subprocess.run([str(word) for word in command], capture_output=True, text=True,
+                              cwd=self.dir, timeout=120)
+
+    def table(self, out, name):
+        lines = (self.dir / out / name).read_text().splitlines()
+        return lines[0].split("\t"), [line.split("\t") for line in lines[1:]]
+
+    def numbers(self, out):
+        """All that a bench measured but for its speed and memory."""
+        names, rows = self.table(out, "finals.tsv")
+        return [[row[:names.index("params") + 1] for row in rows]] + [
+            self.table(out, name) for name in ("curves.tsv", "by-context.tsv", "by-position.tsv",
+                                               "scaling.tsv")]
+
+    def refused(self, result, code, *words):
+        self.assertEqual(result.returncode, code, result.stderr)
+        self.assertEqual(result.stdout, "")
+        self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
+        for word in ("pe-bench: ", *words):
+            self.assertIn(word, result.stderr)
+
+    def test_table(self):
+        self.assertEqual(self.first.returncode, 0, self.first.stderr)
+        lines = self.first.stdout.splitlines()
+        self.assertLessEqual(max(map(len, lines)), 100)
+        self.assertEqual(sorted(line.split()[0] for line in lines[1:4]),
+                         ["learned", "none", "rope"])
+        learned, = (line for line in lines if line.startswith("learned"))
+        self.assertEqual(learned.count("refused"), 2)
+
+    def test_files(self):
+        names, rows = self.table("first", "finals.tsv")
+        self.assertEqual(names[:4], ["pos", "seed", "val_loss", "params"])
+        self.assertEqual([row[:2] for row in rows], [[pos, seed] for pos in
+                                                     ("none", "learned", "rope") for seed in "12"])
+        params = {row[0]: int(row[3]) for row in rows}
+        self.assertEqual(params["learned"] - params["none"], 16 * 16)
+        self.assertEqual(params["rope"], params["none"])
+        names, rows = self.table("first", "curves.tsv")
+        self.assertEqual(len(rows), 6 * 12)
+        self.assertEqual([row[2:4] for row in rows[:2]], [["1", "32"], ["2", "64"]])
+        names, rows = self.table("first", "by-context.tsv")
+        self.assertEqual(names, "pos seed stride ctx tokens loss ppl bits_per_byte".split())
+        sliding = "--stride" in CAN
+        self.assertEqual(len(rows), 6 * (8 if sliding else 4))
+        self.assertEqual({row[3] for row in rows if row[5] == "refused"}, {"32", "64"})
+        self.assertEqual({row[0] for row in rows if row[5] == "refused"}, {"learned"})
+        self.assertEqual(len({row[4] for row in rows if row[5] != "refused"}), 1)    # same targets
+        names, rows = self.table("first", "by-position.tsv")
+        self.assertEqual([row[3:5] for row in rows if row[:3] == ["none", "1", "8"]],
+                         [["0", "0"], ["1", "1"], ["2", "3"], ["4", "7"]])
+        tuned = sliding and "--rope-scaling" in CAN
+        self.assertEqual(len(self.table("first", "scaling.tsv")[1]), 6 * tuned)
+
+    def test_losses_are_those_of_run(self):
+        """What stands in the tables is what ./run says of the model on the held-out text."""
+        out = self.dir / "first"
+        said = subprocess.run([ROOT / "run", out / "runs/rope-s2/model.bin", "--eval",
+                               out / "val.txt", "--ctx", "32", "-q"], capture_output=True,
+                              text=True).stdout.splitlines()[1].split("\t")
+        _, rows = self.table("first", "by-context.tsv")
+        self.assertIn(["rope", "2", "32", *said], rows)
+        held = (out / "val.txt").read_bytes()
+        self.assertEqual((out / "train.txt").read_bytes() + held, self.text.read_bytes())
+
+    def test_report(self):
+        page = Page((self.dir / "first/report.html").read_text())
+        self.assertEqual((page.wrong, page.open, page.fetches), ([], [], []))
+        self.assertNotIn("script", page.tags)
+        pictures = list((self.dir / "first").glob("*.svg"))
+        self.assertEqual(len(pictures), page.tags["svg"])
+        for path in pictures:
+            xml.etree.ElementTree.parse(path)
+        sections = 5 + 2 * ("--inspect" in CAN) + ("--rope-scaling" in CAN)
+        self.assertEqual(page.tags["section"], sections)
+
+    def test_again_trains_nothing(self):
+        models = {path: path.stat().st_mtime_ns for path in self.dir.glob("first/runs/*/model.bin")}
+        again = self.bench("--out", self.dir / "first")
+        self.assertEqual((again.returncode, again.stdout, again.stderr), (0, self.first.stdout, ""))
+        self.assertEqual(models, {path: path.stat().st_mtime_ns for path in models})
+
+    def test_plan_and_collect_give_the_same_numbers(self):
+        plan = self.bench("--out", "second", "--plan").stdout.splitlines()
+        self.assertEqual(len(plan), 6)
+        for line in plan:
+            done = subprocess.run([sys.executable, "-B", *shlex.split(line)], cwd=self.dir,
+                                  capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
+        self.assertEqual(self.bench("--out", "second", "--plan").stdout, "")
+        collect = [sys.executable, "-B", str(BENCH), "--collect", "--out", "second"]
+        subprocess.run(collect, cwd=self.dir, check=True, capture_output=True)
+        self.assertEqual(self.numbers("second"), self.numbers("first"))
+        shutil.rmtree(self.dir / "second/runs/rope-s2")
+        said = subprocess.run(collect, cwd=self.dir, check=True, capture_output=True, text=True)
+        self.assertIn("± 95 %", said.stdout)
+        self.assertEqual(len(self.table("second", "finals.tsv")[1]), 5)
+
+    def test_interrupted_goes_on(self):
+        """Stopped in the middle of a training, and once more by kill -9: the same numbers."""
+        longer = ["--steps", "3000", "--seeds", "1", "--pos", "rope", "--factors", ""]
+        command = [sys.executable, "-B", BENCH, self.text, *TINY, *longer, "--out", "third"]
+        log = self.dir / "third/runs/rope-s1/log.tsv"
+
+        def stop_at(step, number):
+            p = subprocess.Popen([str(w) for w in command], cwd=self.dir, text=True,
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            until = time.monotonic() + 60
+            while time.monotonic() < until and p.poll() is None:
+                with contextlib.suppress(OSError):
+                    if len(log.read_bytes().splitlines()) > step:
+                        break
+                time.sleep(0.01)
+            p.send_signal(number)
+            _, said = p.communicate(timeout=60)
+            return p.returncode, said
+        code, said = stop_at(300, signal.SIGTERM)
+        self.assertEqual((code, said.splitlines()[-1]),
+                         (130, "pe-bench: interrupted; the same command goes on from here"))
+        self.assertFalse((log.parent / "result.json").exists())
+        self.assertEqual(stop_at(900, signal.SIGKILL)[0], -signal.SIGKILL)
+        until = time.monotonic() + 60    # the training outlives its parent and keeps the folder
+        while True:
+            end = self.bench(*longer, "--out", "third")
+            if end.returncode == 0 or time.monotonic() > until:
+                break
+            self.assertIn("another process works on this run", end.stderr)
+            time.sleep(0.05)
+        self.assertEqual(end.returncode, 0, end.stderr)
+        self.assertEqual(self.bench(*longer, "--out", "whole").returncode, 0)
+        self.assertEqual(self.numbers("third"), self.numbers("whole"))
+
+    def test_what_differs_is_named(self):
+        self.refused(self.bench("--out", "first", "--steps", "13"), 1, "--steps 12, now 13")
+        other = self.dir / "other.txt"
+        other.write_bytes(self.text.read_bytes() + b"more\n")
+        self.refused(self.bench("--out", "first", text=other), 1, "made with text ", "--out")
+        result = self.dir / "first/runs/none-s1/result.json"
+        was = result.read_text()
+        foreign = json.loads(was)
+        foreign["settings"]["lr"] = 1
+        result.write_text(json.dumps(foreign))
+        self.refused(self.bench("--out", "first"), 1, "none-s1 was made with --lr 1, now 0.003")
+        result.write_text(was[:40])
+        self.refused(self.bench("--out", "first"), 1, "result.json: damaged")
+        result.write_text(was)
+
+    def test_one_seed_is_not_ranked(self):
+        said = self.bench("--out", "single", "--seeds", "1", "--pos", "none,alibi", "--factors", "")
+        self.assertEqual(said.returncode, 0, said.stderr)
+        self.assertIn("nothing is ranked", said.stdout)
+        self.assertIn("none ± 95 %", said.stdout)    # without rope the first one is compared with
+        self.assertEqual({line.split()[1] for line in said.stdout.splitlines()[1:3]}, {"–"})
+
+    def test_variants(self):
+        base = "rope:rope-base=500"
+        said = self.bench("--out", "variants", "--pos", f"rope,{base}", "--factors", "")
+        self.assertEqual(said.returncode, 0, said.stderr)
+        self.assertLessEqual(max(map(len, said.stdout.splitlines())), 100)
+        _, rows = self.table("variants", "finals.tsv")
+        losses = {(row[0], row[1]): row[2] for row in rows}
+        self.assertNotEqual(losses["rope", "1"], losses[base, "1"])
+
+    def test_a_loss_that_diverges_is_told(self):
+        hot = [*TINY, "--lr", "1e9", "--train", "--clip 0", "--factors", "", "--seeds", "1"]
+        said = self.bench("--out", "hot", tiny=hot)
+        self.assertEqual(said.returncode, 1)
+        self.assertIn("no run is finished", said.stderr.splitlines()[-1])
+        self.assertIn("the loss is", said.stderr.splitlines()[-1])
+
+    def test_misuse(self):
+        self.refused(self.bench("--pos", "rope,ropee", "--out", "x"), 2, "ropee", "alibi")
+        self.refused(self.bench("--pos", "rope,rope", "--out", "x"), 2, "twice")
+        self.refused(self.bench("--seeds", "0", "--out", "x"), 2, "--seeds")
+        self.refused(self.bench("--heads", "3", "--out", "x"), 2, "3")
+        self.refused(self.bench("--pos", "alibi:rope-base=1", "--out", "x"), 2, "rope-base")
+        self.refused(self.bench("--stride", "17", "--out", "x"), 2, "--stride 17")
+        self.refused(self.bench("--frobnicate", "--out", "x"), 2, "--frobnicate")
+        self.refused(self.bench("--run", "rope-s9", "--out", "x"), 2, "rope-s9", "rope-s1")
+        self.refused(self.bench(text="absent.txt"), 1, "absent.txt: No such file")
+        self.refused(self.bench("--tokenizer", "absent.bin"), 1, "absent.bin: No such file")
+        self.refused(self.bench("--out", self.text), 1, "text.txt")
+        short = self.dir / "short.txt"
+        short.write_text("Too short. " * 20)
+        self.refused(self.bench("--out", "y", text=short), 1, "short.txt", "longer text")
+        (self.dir / "empty.txt").write_text("")
+        self.refused(self.bench("--out", "z", text="empty.txt"), 1, "empty")
+        self.refused(subprocess.run([sys.executable, "-B", BENCH, "--collect", "--out", "none"],
+                                    cwd=self.dir, capture_output=True, text=True), 1, "none")
+
+
+class Cut(unittest.TestCase):
+    def test_size(self):
+        def held(n, most=1 << 16):
+            return n - pe_bench.cut(b"x" * n, most)
+        self.assertEqual([held(n) for n in (400_000, 10_000_000, 100_000, 20_000)],
+                         [40_000, 1 << 16, 1 << 14, 5_000])
+        self.assertEqual(held(400_000, 1000), 1000)
+
+    def test_place(self):
+        text = b"a line of text\n" * 10000
+        self.assertEqual(text[pe_bench.cut(text, 1 << 16) - 1:][:2], b"\na")
+        text = "ä€😀".encode() * 20000
+        for size in range(70000, 70010):
+            text[pe_bench.cut(text, size):].decode()
+
+
+if __name__ == "__main__":
+    os.environ["LC_ALL"] = "C.UTF-8"
+    result = unittest.main(exit=False, verbosity=0).result
+    bad = len(result.failures) + len(result.errors)
+    print(f"pe_bench: {result.testsRun - bad} passed, {bad} failed")
+    sys.exit(bad > 0)
