@@ -21,14 +21,17 @@ Section = collections.namedtuple("Section", "title see why charts header rows")
 PAGE = """
 body{margin:0 auto;padding:16px;max-width:1240px;font:16px/1.5 system-ui,sans-serif;
 background:#fff;color:#1a1a1a}
-h1{font-size:1.5em;margin:.2em 0}h2{font-size:1.2em;margin:2em 0 .3em}p{max-width:48em;margin:.5em 0}
+h1{font-size:1.5em;margin:.2em 0}h2{font-size:1.2em;margin:2em 0 .3em}
+p{max-width:48em;margin:.5em 0}
 .charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,360px),1fr));gap:16px;
 margin:12px 0}.charts svg{display:block;width:100%;height:auto}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:14px;white-space:nowrap}
 th,td{padding:2px 10px 2px 0;text-align:right;font-variant-numeric:tabular-nums}
-th:first-child,td:first-child{text-align:left}th{font-weight:600;border-bottom:1px solid #999}
-summary{cursor:pointer}code{font-size:14px;overflow-wrap:anywhere}
-@media screen and (prefers-color-scheme:dark){body{background:#161616;color:#ececec}}
+th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:#fff}
+th{font-weight:600;border-bottom:1px solid #999}
+summary{cursor:pointer}
+@media screen and (prefers-color-scheme:dark){body{background:#161616;color:#ececec}
+th:first-child,td:first-child{background:#161616}}
 @media print{body{max-width:none;font-size:11pt}.charts{grid-template-columns:1fr 1fr}
 .charts svg,tr{break-inside:avoid}h2{break-after:avoid}.scroll{overflow:visible}
 table{font-size:8pt;white-space:normal}}
@@ -130,9 +133,9 @@ def finals(data):
                                           differences, "nats/token", zero=True)))
     return Section(
         "Final loss",
-        "Small marks are single seeds, large ones their means; the bar is one standard deviation "
-        "to each side on the left, and the 95 % interval of the paired difference on the right, "
-        "where a bar that crosses the dashed 0 is inside the noise.",
+        "Small marks are single seeds, large ones their means; the bar of a loss is one standard "
+        "deviation to each side, that of a difference its 95 % interval, and where it crosses the "
+        "dashed 0 the difference is inside the noise.",
         "One seed gives all encodings the same start and the same data, so what it does to two of "
         "them alike cancels in their difference; with few seeds the interval is wide because the "
         "scatter itself is hardly known (t distribution).",
@@ -304,9 +307,9 @@ def attention(data):
         "The mean weight that a query gives to one key so many tokens back, over all heads of a "
         "layer, and how spread its weights are, where looking at p tokens alike has an entropy of "
         "ln p.",
-        "A penalty by distance (alibi) forces the fall that others have to learn, and without any "
-        "encoding a first layer can tell tokens apart by their content alone, so its line is the "
-        "flattest where nothing else makes it fall.",
+        "A penalty by distance (alibi) forces a fall that others have to learn; without an "
+        "encoding the first layer knows tokens by their content alone, and its line falls only "
+        "because early queries have few keys to share their weight among.",
         charts, tables[0][0], [[f"{which} layer {row[0]}", *row[1:]]
                                for which, (_, rows) in zip(weight, tables) for row in rows])
 
@@ -386,7 +389,7 @@ def explanation(data):
     rest = (facts["bytes"] - held) / held * facts["held_tokens"]    # estimated, in tokens
     windows = (f"sliding windows that score their last {s['stride']}" if s["stride"] else
                "windows without overlap")
-    beyond = "".join(f"; at {c}: {windows}" for c in data["beyond"][:1])
+    beyond = f"; beyond it: {windows}" if data["beyond"] else ""
     parts = [f"{facts['name']}: {facts['bytes']:,} bytes, of which the last {held:,} "
              f"({facts['held_tokens']:,} tokens) are held out; a run trains on {short(seen)} "
              f"tokens, {seen / rest:.2g} times the rest. Losses are in nats per held-out token, "

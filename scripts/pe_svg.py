@@ -67,9 +67,10 @@ def nice_ticks(low, high, most=6):
 
 
 def log_ticks(low, high):
-    """1, 2 and 5 times the powers of ten from low to high."""
+    """The powers of ten from low to high, also 2 and 5 times them if there are but few."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    return [k * 10.0 ** p for p in powers for k in (1, 2, 5) if low <= k * 10.0 ** p <= high]
+    return [k * 10.0 ** p for p in powers for k in ((1, 2, 5) if high < 200 * low else (1,))
+            if low <= k * 10.0 ** p <= high]
 
 
 def marker(style, x, y, size=4, hollow=False):
@@ -101,7 +102,7 @@ class Chart:
     """
 
     def __init__(self, title, x, y, xlabel, ylabel="", log="", xticks=None, yticks=None,
-                 height=200, left=46):
+                 height=200, left=52):
         self.title, self.left, self.top, self.right = title, left, 42, WIDTH - 14
         self.bottom = self.top + height
         self.log, self.x, self.y = log, x, y
