@@ -385,7 +385,7 @@ SECTIONS = (curves, finals, contexts, positions, encodings, attention, scaling, 
 def explanation(data):
     """What the table says and does not say, in paragraphs."""
     s, facts, seeds = data["settings"], data["facts"], len(data["seeds"])
-    seen, held = s["steps"] * s["batch"] * s["ctx"], facts["held_bytes"]
+    seen, held = data["runs"][0]["curve"][-1][1], facts["held_bytes"]
     rest = (facts["bytes"] - held) / held * facts["held_tokens"]    # estimated, in tokens
     windows = (f"sliding windows that score their last {s['stride']}" if s["stride"] else
                "windows without overlap")
