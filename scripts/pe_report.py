@@ -420,7 +420,8 @@ def overview(data):
     def with_spread(value, spread, sign=""):
         return f"{value:{sign}.4f}" + ("" if spread is None else f" ± {spread:.4f}")
     keys = ("train_tok_s", "generate_tok_s", "first_ms", "train_mib")
-    header = ["encoding", "rank", "val loss ± sd", f"− {data['reference']} ± 95 %",
+    reference = data["reference"].split(":")[0]
+    header = ["encoding", "rank", "val loss ± sd", f"− {reference} ± 95 %",
               *(f"at {c}" for c in data["beyond"]), "params", "train/s", "gen/s", "first ms", "MiB"]
     return header, [
         [row["name"], str(row["rank"] or "–"), with_spread(row["mean"], row["sd"]),
