@@ -113,8 +113,8 @@ class Pictures(unittest.TestCase):
         chart = pe_report.line_chart(self.data, "a < b & c", series, "x", mark=1.5)
         chart.note("a note")
         pictures = [chart.svg(), pe_svg.heatmap("h", [[0, -1], [0.5, None]], "x", "y"),
-                    pe_svg.dots("d", [("one", 0, [1, 2], 1.5, 1, 2), ("two", 9, [3], 3, None, None)],
-                                "x", zero=True)]
+                    pe_svg.dots("d", [("one", 0, [1, 2], 1.5, 1, 2),
+                                      ("two", 9, [3], 3, None, None)], "x", zero=True)]
         for svg in pictures:
             root = xml.etree.ElementTree.fromstring(pe_svg.standalone(svg))
             self.assertTrue(root.tag.endswith("svg"))
@@ -143,6 +143,69 @@ class Pictures(unittest.TestCase):
         names = self.data["names"] + ["rope:rope-base=500"]
         styles = [pe_report.style({"names": names}, name) for name in names]
         self.assertEqual(styles, [pe_report.ORDER.index("rope"), 7, 8])
+
+
+class Sections(unittest.TestCase):
+    """Those that depend on run --inspect and --rope-scaling, from rows made up by hand."""
+
+    def rows(self, what, of, layer="-"):
+        return [{"what": what, "layer": layer, "head": str(head), "row": str(row),
+                 "column": str(column), "value": str(value)} for head, row, column, value in of]
+
+    def check(self, section, charts, table):
+        self.assertEqual([name for name, _ in section.charts], charts)
+        for _, svg in section.charts:
+            xml.etree.ElementTree.fromstring(pe_svg.standalone(svg))
+        self.assertEqual({row[0]: row[2:] for row in section.rows}, table)
+        self.assertEqual({len(row) for row in section.rows}, {len(section.header)})
+
+    def test_encodings(self):
+        n, blank = 3, ["–"] * 5    # positions; columns of the table past them
+        pairs = [(p, q) for p in range(n) for q in range(n)]
+        rope = (self.rows("angle", [("-", p, i, p / 10 ** i) for p in range(n) for i in (0, 1)])
+                + self.rows("wavelength", [("-", i, "-", 2 * math.pi * 10 ** i) for i in (0, 1)])
+                + self.rows("turned", [("-", "-", "-", 1)]))
+        inspected = {
+            "learned": self.rows("embed", [("-", p, i, p - i) for p in range(n) for i in (0, 1)])
+            + self.rows("similarity", [("-", p, q, 1 - abs(p - q) / 4) for p, q in pairs]),
+            "rpe": self.rows("relative", [("-", p, q, (p == q) / 2) for p, q in pairs], "0")
+            + self.rows("relative", [("-", p, q, abs(p - q)) for p, q in pairs], "1"),
+            "alibi": self.rows("bias", [(h, d, "-", -d * (h + 1)) for h in (0, 1)
+                                        for d in range(n)]),
+            "rope": rope, "none": []}
+        cosine = [f"{(math.cos(d) + math.cos(d / 10)) / 2:.3f}" for d in (1, 2)]
+        self.check(pe_report.encodings({"inspected": inspected}), [
+            "encoding-learned-added", "encoding-learned-similarity", "encoding-rpe-layer-1",
+            "encoding-rpe-layer-2", "encoding-alibi-bias", "encoding-alibi-similarity",
+            "encoding-rope-turns", "encoding-rope-similarity"], {
+                "learned": ["0.750", "0.500", *blank], "rpe": ["1.000", "2.000", *blank],
+                "alibi": ["-1.500", "-3.000", *blank], "rope": [*cosine, *blank]})
+        self.assertIsNone(pe_report.encodings({"inspected": {"none": []}}))
+
+    def test_attention(self):
+        """Over heads and the distances of a range, in the first and the last layer."""
+        of = [(h, d, "-", (h + 1) * (d + 1) / 100) for h in (0, 1) for d in range(4)]
+        rows = [r for layer in "012" for what in ("weight", "entropy")
+                for r in self.rows(what, [(*o[:3], o[3] * (int(layer) + 1)) for o in of], layer)]
+        data = {"names": ["rope"], "seeds": [1], "inspected": {"rope": rows}}
+        section = pe_report.attention(data)
+        self.assertEqual(section.rows, [["first layer 1", "0.03"], ["first layer 2", "0.052"],
+                                        ["last layer 1", "0.09"], ["last layer 2", "0.16"]])
+        self.assertEqual(len(section.charts), 3)
+        self.assertIsNone(pe_report.attention({**data, "inspected": {}}))
+
+    def test_scaling(self):
+        data = {"settings": {"ctx": 16, "tune-steps": 2}, "runs": [
+            {"pos": "rope", "seed": 1, "by_context": [{"ctx": 16, "loss": 1.5}]}],
+                "scaling": [{"method": method, "factor": factor, "ctx": 16 * factor,
+                             "before": 3.0, "after": 2.0} for factor in (2, 4)
+                            for method in ("none", "yarn")]}
+        section = pe_report.scaling(data)
+        self.assertEqual([name for name, _ in section.charts], ["scaling-x2", "scaling-x4"])
+        self.assertEqual(section.rows[3], ["yarn", 4, 64, "3.0000", "2.0000"])
+        for _, svg in section.charts:
+            xml.etree.ElementTree.fromstring(pe_svg.standalone(svg))
+        self.assertIsNone(pe_report.scaling({**data, "scaling": []}))
 
 
 class Page(html.parser.HTMLParser):
