@@ -79,6 +79,8 @@ typedef struct {                  // one option of an encoding, --name on the co
     const char *name, *help;
     double value, min, max;       // default and limits
     int whole;                    // 1: integers only
+    const char *const *words;     // value k is written as words[k], which ends with NULL; or NULL
+    int shape;                    // 1: the number of parameters depends on it
 } PosOption;
 
 struct PosEnc {
@@ -203,6 +205,10 @@ void model_create(Model *m, const Config *c, int max_len);
 /* N(0, 0.02); residual outputs (wo, w2) divided by sqrt(2 n_layers) (GPT-2, Radford et al.
    2019); gains 1. */
 void model_init(Model *m, uint64_t seed);
+/* Builds the tables of the encoding again, for positions 0 .. len-1 and for the options that
+   m->config has now; they must have passed config_check, with the same parameters. Not while the
+   model is trained or a cache is in use. */
+void model_tables(Model *m, int len);
 /* Once, before model_backward: allocates gradients, gradient tables, and moments (zero) unless
    model_load brought them. */
 void model_train_begin(Model *m);
@@ -312,6 +318,7 @@ typedef struct {                  // exactly one of the pointers is set; it hold
     double min, max;              // limits of a number; max above 1 of an .s: so many may be given,
                                   //   s[0], s[1], ...
     int given;                    // not 0: it was on the command line; of an .s: how often
+    const char *const *words;     // an .f that is given as a word: its place in this list
 } Option;
 
 /* Parses --name value, --name=value and -x value (options end with a NULL name); moves the other
@@ -320,6 +327,18 @@ typedef struct {                  // exactly one of the pointers is set; it hold
 int options_parse(Option *options, int argc, char **argv, void (*help)(void));
 /* A line for each of the first n, with its default, on stdout. */
 void options_help(const Option *options, int n);
+
+/* The encodings' own options, at the end of a table that has room for MOST_POS_OPTIONS and is zero
+   from there on: adds them (encodings may share a name), lists them with their encodings for
+   --help, and writes those that were given into a config; exits 2 if its encoding has no such one.
+   `trained`: only those that leave the parameters of a model what they are. */
+enum { MOST_POS_OPTIONS = 64 };
+void options_add_pos(Option *end, int trained);
+void options_help_pos(int trained);
+void options_apply_pos(Config *c, const Option *added);
+/* How the value of an option is written: a word or a number. Valid until the fourth call from
+   here. */
+const char *pos_option_text(const PosOption *o, double value);
 
 /* First thing in main: sets the name that stands before every message. With GNU OpenMP on Linux it
    may start the program again, with a limit on how long threads spin (see there). */
@@ -1152,8 +1171,8 @@ static void embedding_backward(float *dE, const PosTables *dpos, const float *dx
 }
 
 /* The place `rotate`: turns the pairs (2i, 2i+1) of every head of q and k, which lie at the front
-   of the rows of qkv, by the angle of the row's position; direction -1 turns back, which is the
-   backward, a rotation being orthogonal. */
+   of the rows of qkv, by the angle of the row's position; direction -1 is the transpose, hence the
+   backward: it turns back, and a factor in cos and sin stays one. */
 static void rotate_row(float *x, const PosTables *pos, size_t p, int heads, int D, int direction)
 {
     const int half = pos->rotary / 2;
@@ -1882,6 +1901,12 @@ void model_create(Model *m, const Config *c, int max_len)
 {
     *m = (Model){0};
     model_place(m, c, max_len, NULL, NULL);
+}
+
+void model_tables(Model *m, int len)
+{
+    for (int i = 0; i < 2; i++) free(m->pos.owned[i]);
+    tables_create(&m->pos, &m->config, m->params.pos, len);
 }
 
 void model_init(Model *m, uint64_t seed)
@@ -3011,6 +3036,63 @@ void options_help(const Option *options, int n)
     }
 }
 
+static const char *joined(const char *const *words)    // "none linear ntk"
+{
+    static char text[256];
+    text[0] = 0;
+    for (size_t n = 0; *words; words++, n = strlen(text))
+        snprintf(text + n, sizeof text - n, "%s%s", n ? " " : "", *words);
+    return text;
+}
+
+const char *pos_option_text(const PosOption *o, double value)
+{
+    static char text[4][24];
+    static int next;
+    if (o->words) return o->words[(int)value];
+    char *s = text[next++ % 4];
+    snprintf(s, sizeof text[0], "%g", value);
+    return s;
+}
+
+void options_add_pos(Option *end, int trained)
+{
+    static double values[MOST_POS_OPTIONS];
+    int n = 0;
+    for (const PosEnc *e = posencs; e->name; e++)
+        for (const PosOption *p = e->options; p < e->options + POS_OPTIONS && p->name; p++) {
+            int k = 0;
+            while (k < n && strcmp(end[k].name, p->name)) k++;
+            if (k < n || (trained && p->shape)) continue;
+            if (n == MOST_POS_OPTIONS - 1)
+                die(1, "the encodings have more than %d options", MOST_POS_OPTIONS - 1);
+            end[n] = (Option){ .name = p->name, .arg = p->words ? "WORD" : "X", .help = p->help,
+                               .f = &values[n], .min = p->min, .max = p->max, .words = p->words };
+            n++;
+        }
+}
+
+void options_help_pos(int trained)
+{
+    for (const PosEnc *e = posencs; e->name; e++) {
+        printf("  %-26s %s\n", e->name, e->help);
+        for (const PosOption *p = e->options; p < e->options + POS_OPTIONS && p->name; p++)
+            if (!trained || !p->shape)
+                printf("      --%-20s %s%s%s [%s]\n", p->name, p->help, p->words ? ": " : "",
+                       p->words ? joined(p->words) : "", pos_option_text(p, p->value));
+    }
+}
+
+void options_apply_pos(Config *c, const Option *added)
+{
+    for (const Option *o = added; o->name; o++) {
+        if (!o->given) continue;
+        const int i = pos_option(c->pos, o->name);
+        if (i < 0) die(2, "--%s is not an option of the encoding %s", o->name, c->pos->name);
+        c->pos_opt[i] = *o->f;
+    }
+}
+
 static void option_value(Option *o, const char *shown, const char *text)
 {
     char *end = NULL;
@@ -3022,6 +3104,13 @@ static void option_value(Option *o, const char *shown, const char *text)
         return;
     }
     o->given = 1;
+    if (o->words) {
+        int k = 0;
+        while (o->words[k] && strcasecmp(o->words[k], text)) k++;
+        if (!o->words[k]) die(2, "%s: \"%s\" is not one of %s", shown, text, joined(o->words));
+        *o->f = k;
+        return;
+    }
     errno = 0;
     double value = 0;
     if (o->f) *o->f = value = strtod(text, &end);
