@@ -225,6 +225,9 @@ double model_backward(Model *m, const int *tokens, const int *targets, const int
                       int B, int T, float weight);
 /* logits (B, T, V), for tests and inspection. */
 void model_logits(Model *m, float *logits, const int *tokens, const int *positions, int B, int T);
+/* The weights A (n_heads, T, T) with which one layer attends in one sequence, 0 for keys that are
+   not seen; for inspection, a plain loop over the definition. */
+void model_attention(Model *m, float *A, int layer, const int *tokens, int T);
 /* Floats of activations that model_backward keeps for B sequences of T; the scratch of products and
    attention, a few MiB, comes on top. */
 size_t model_scratch_floats(const Config *c, int B, int T);
@@ -2259,6 +2262,37 @@ void model_logits(Model *m, float *logits, const int *tokens, const int *positio
     if (c->pos->forward) c->pos->forward(&m->pos, m->params.pos, c);
     model_forward(m, NULL, tokens, positions, B, T);
     output_forward(logits, a->norm, m, rows);
+}
+
+void model_attention(Model *m, float *A, int layer, const int *tokens, int T)
+{
+    const Config *c = &m->config;
+    const PosTables *pos = &m->pos;
+    const size_t D = (size_t)(c->dim / c->n_heads), group = (size_t)(c->n_heads / c->n_kv_heads);
+    const size_t width = (size_t)(c->n_heads + 2 * c->n_kv_heads) * D;
+    const float scale = 1 / sqrtf((float)D);
+    Activations *a = activations_for(m, (size_t)T, 1);    // q and k of every layer are kept
+    if (c->pos->forward) c->pos->forward(&m->pos, m->params.pos, c);
+    model_forward(m, NULL, tokens, NULL, 1, T);
+    if (c->pos->layer) c->pos->layer(&m->pos, m->params.layers[layer].pos, c);
+    memset(A, 0, (size_t)c->n_heads * (size_t)T * (size_t)T * sizeof *A);
+    #pragma omp parallel for schedule(static)
+    for (int h = 0; h < c->n_heads; h++)
+        for (int i = 0; i < T; i++) {
+            const float *q = a->qkv + (size_t)layer * a->qkv_layer + (size_t)i * width;
+            const float *k = q + (size_t)c->dim + (size_t)h / group * D;    // of key i
+            float *s = A + ((size_t)h * (size_t)T + (size_t)i) * (size_t)T, sum = 0;
+            q += (size_t)h * D;
+            for (int j = i; j >= 0; j--, k -= width) {
+                const int n = i - j, clipped = n < pos->clip ? n : pos->clip;
+                s[j] = scale * dot(q, k, D);
+                if (pos->bias) s[j] += *pos_bias(pos, h, n);
+                if (pos->rel_k) s[j] += scale * dot(q, pos->rel_k + (size_t)clipped * D, D);
+            }
+            const float most = row_max(s, (size_t)i + 1);
+            for (int j = 0; j <= i; j++) sum += s[j] = expf(s[j] - most);
+            for (int j = 0; j <= i; j++) s[j] /= sum;
+        }
 }
 
 /* ---- AdamW ----------------------------------------------------------------------------------- */

@@ -1,13 +1,15 @@
 /* run.c - uses a model:   ./run model.bin -p "Once"
-   Options, the prompt, generation, evaluation on a text. What a model is stands in model.h. */
+   Options, the prompt, generation, evaluation on a text, a look inside. What a model is stands in
+   model.h. */
 #define MODEL_IMPLEMENTATION
 #include "model.h"
 
 /* ---- Options: the defaults are here, --help prints them -------------------------------------- */
 
-enum { STOPS = 8, CONTEXTS = 32, POS_OWN = 17 };    // own options; the encodings' follow
+enum { STOPS = 8, CONTEXTS = 32, POS_OWN = 18 };    // own options; the encodings' follow
 
-static const char *prompt, *prompt_file, *stops[STOPS], *tokenizer_file, *ctx_list, *eval_file;
+static const char *prompt, *prompt_file, *stops[STOPS], *tokenizer_file, *ctx_list;
+static const char *eval_file, *inspect_file;
 static int tokens = 256, top_k, threads, quiet, encode, by_position, stride, int8;
 static double temperature = 0.8, top_p = 0.95;
 static uint64_t seed;
@@ -41,6 +43,8 @@ static Option options[POS_OWN + MOST_POS_OPTIONS] = {
       .help = "with --eval: by position in the window: ctx from to tokens loss" },
     { "stride", 0, "N", .i = &stride, .min = 0, .max = 1 << 24,
       .help = "with --eval: windows of ctx that overlap and score their last N; 0: no overlap" },
+    { "inspect", 0, "FILE", .s = &inspect_file,
+      .help = "print the encoding and the attention on a text: what layer head row column value" },
     { "quiet", 'q', NULL, "print errors and warnings only", .on = &quiet },
 };
 
@@ -175,6 +179,99 @@ static void evaluate(Model *m, const int *contexts, int n_contexts)
     free(ids), free(loss);
 }
 
+/* ---- Inspection ------------------------------------------------------------------------------ */
+
+static void print_row(const char *what, int layer, int head, int row, int column, double value)
+{
+    const int field[] = { layer, head, row, column };
+    fputs(what, stdout);
+    for (int i = 0; i < 4; i++)
+        if (field[i] < 0) fputs("\t-", stdout);
+        else printf("\t%d", field[i]);
+    printf("\t%.6g\n", value);
+}
+
+static double cosine(const float *a, const float *b, size_t n)
+{
+    return (double)dot(a, b, n) / sqrt((double)dot(a, a, n) * (double)dot(b, b, n));
+}
+
+/* What stands in the places of PosTables, up to position or distance SHOWN, a bias up to the
+   context. Angles are read off position 1, where no pair has come further than one radian. */
+static void inspect_encoding(Model *m, int ctx)
+{
+    enum { SHOWN = 128 };
+    const Config *c = &m->config;
+    PosTables *t = &m->pos;
+    const int n = ctx < SHOWN ? ctx : SHOWN, half = ctx > 1 ? t->rotary / 2 : 0;
+    const size_t dim = (size_t)c->dim, D = dim / (size_t)c->n_heads;
+    int turned = 0;
+    for (int p = 0; t->embed && p < n; p++) {
+        const float *P = t->embed + (size_t)p * dim;
+        for (int i = 0; i < c->dim; i++)
+            print_row("embed", -1, -1, p, i, (double)t->embed_scale * (double)P[i]);
+        for (int q = 0; q < n; q++)
+            print_row("similarity", -1, -1, p, q, cosine(P, t->embed + (size_t)q * dim, dim));
+    }
+    for (int i = 0; i < half; i++) {
+        const double w = atan2((double)t->sin[half + i], (double)t->cos[half + i]);
+        print_row("wavelength", -1, -1, i, -1, 2 * M_PI / w);
+        turned += w * c->seq_len >= 2 * M_PI;
+        for (int p = 0; p < n; p++) print_row("angle", -1, -1, p, i, p * w);
+    }
+    if (half) print_row("turned", -1, -1, -1, -1, turned);
+    if (c->pos->forward) c->pos->forward(t, m->params.pos, c);
+    for (int h = 0; t->bias && h < c->n_heads; h++)
+        for (int d = 0; d < ctx; d++) print_row("bias", -1, h, d, -1, (double)*pos_bias(t, h, d));
+    for (int l = 0; c->pos->layer && l < c->n_layers; l++) {
+        c->pos->layer(t, m->params.layers[l].pos, c);
+        const size_t rows = min_size(t->rel_k ? (size_t)t->clip + 1 : 0, SHOWN);
+        for (size_t i = 0; i < rows * rows; i++)
+            print_row("relative", l, -1, (int)(i / rows), (int)(i % rows),
+                      cosine(t->rel_k + i / rows * D, t->rel_k + i % rows * D, D));
+    }
+}
+
+/* One layer over all windows of T tokens, which follow each other: the mean weight of the key at a
+   distance, over the queries that have one there, and the mean entropy, - sum_j A_ij ln A_ij, of
+   the query at a position. */
+static void inspect_attention(Model *m, int layer, const int *text, size_t n, size_t T)
+{
+    const size_t H = (size_t)m->config.n_heads, full = n / T, rest = n % T;
+    float *A = xmalloc(H * T * T * sizeof *A);
+    double *weight = xmalloc(H * T * sizeof *weight), *entropy = xmalloc(H * T * sizeof *entropy);
+    for (size_t at = 0; at < n; at += T) {
+        const size_t length = min_size(T, n - at);
+        model_attention(m, A, layer, text + at, (int)length);
+        for (size_t h = 0; h < H; h++)
+            for (size_t i = 0; i < length; i++)
+                for (size_t j = 0; j <= i; j++) {
+                    const double a = (double)A[(h * length + i) * length + j];
+                    weight[h * T + i - j] += a;
+                    if (a > 0) entropy[h * T + i] -= a * log(a);
+                }
+    }
+    for (size_t h = 0; h < H; h++)
+        for (size_t i = 0; i < (full ? T : rest); i++) {
+            const size_t last = rest > i, pairs = full * (T - i) + last * (rest - i);
+            print_row("weight", layer, (int)h, (int)i, -1, weight[h * T + i] / (double)pairs);
+            print_row("entropy", layer, (int)h, (int)i, -1,
+                      entropy[h * T + i] / (double)(full + last));
+        }
+    free(A), free(weight), free(entropy);
+}
+
+static void inspect(Model *m, int ctx)
+{
+    size_t n;
+    int *ids = encode_file(m, inspect_file, &n);
+    puts("what\tlayer\thead\trow\tcolumn\tvalue");
+    inspect_encoding(m, ctx);
+    for (int l = 0; l < m->config.n_layers; l++) inspect_attention(m, l, ids, n, (size_t)ctx);
+    output_check();
+    free(ids);
+}
+
 /* ---- Generation ------------------------------------------------------------------------------ */
 
 /* Text on its way out. What may be the beginning of a stop text, or an unfinished character, waits
@@ -272,8 +369,10 @@ int main(int argc, char **argv)
         die(2, n_args ? "more than one model was given: %s and %s (a prompt goes behind -p)"
                       : "no model was given (--help shows how)", argv[0], argv[1]);
     if (prompt && prompt_file) die(2, "--prompt and --prompt-file exclude each other");
-    if (eval_file && (encode || prompt || prompt_file))
-        die(2, "--eval excludes --encode, --prompt and --prompt-file");
+    if ((eval_file || inspect_file) && (encode || prompt || prompt_file))
+        die(2, "--%s excludes --encode, --prompt and --prompt-file",
+            eval_file ? "eval" : "inspect");
+    if (eval_file && inspect_file) die(2, "--eval and --inspect exclude each other");
     if (by_position && !eval_file) die(2, "--by-position needs --eval");
     if (stride && !eval_file) die(2, "--stride needs --eval");
     int contexts[CONTEXTS] = {0}, longest = 0, n_contexts = parse_contexts(contexts);
@@ -302,8 +401,9 @@ int main(int argc, char **argv)
             fprintf(stderr, "run: positions from %d on were not trained\n", c->seq_len);
     }
     if (!eval_file) model_tables(&m, contexts[0]);
-    if (eval_file) {
-        evaluate(&m, contexts, n_contexts);
+    if (eval_file) evaluate(&m, contexts, n_contexts);
+    if (inspect_file) inspect(&m, contexts[0]);
+    if (eval_file || inspect_file) {
         model_free(&m);
         return 0;
     }

@@ -147,6 +147,8 @@ fails 2 '--prompt and --prompt-file'          run -p a -f b m.bin
 fails 2 '--resume and --init'                 train --resume a --init b abc.txt
 fails 2 '--val and --val-frac'                train --val abc.txt --val-frac 0.2 abc.txt
 fails 2 '--stride needs --eval'               run --stride 4 m.bin
+fails 2 '--eval and --inspect'                run --eval a --inspect b m.bin
+fails 2 '--inspect excludes'                  run --inspect a -p b m.bin
 fails 2 'unknown option --rpe-clip'           run --rpe-clip 4 m.bin
 fails 2 '--t5-max is not .* encoding rope'    train --pos rope --t5-max 9 abc.txt
 fails 2 '--rope-base is not .* encoding none' train --pos NONE --rope-base 9 abc.txt
@@ -405,6 +407,48 @@ ok "64 without scaling" [ "$(trained_before z.bin)" = 64 ]
 works '' train --rope-scaling yarn --rope-length 8 --rope-factor 2 --steps 2 --out z.bin abc.txt
 ok "8 when that was asked for" [ "$(trained_before z.bin)" = 8 ]
 
+# ---- Inspection ----------------------------------------------------------------------------------
+
+for e in $encodings; do
+    run $e.bin --inspect abc.txt; mv out i.tsv
+    ok "exit 0 and the title" [ "$rc $(head -1 i.tsv)" = \
+        "$(printf '0 what\tlayer\thead\trow\tcolumn\tvalue')" ]
+    # 1080 tokens are 67 windows of 16 and one of 8. The mean weight at a distance times the queries
+    # that have it in view, over all distances, is 1 for each query.
+    table "$e: six fields, weights of a query that add up to 1, entropies within bounds" i.tsv '
+        NF != 6 { bad++ }
+        $1 == "weight" { q = 67 * (16 - $4) + ($4 < 8 ? 8 - $4 : 0); sum[$2 " " $3] += $6 * q; w++ }
+        $1 == "entropy" { bad += ($4 == 0 && $6 != 0) || $6 < 0 || $6 > log($4 + 1) + 1e-5; n++ }
+        END { for (k in sum) bad += sum[k] < 1079.99 || sum[k] > 1080.01
+              exit bad || w != 32 || n != 32 }'
+    case $e in
+        sinusoidal|learned) want=embed,similarity ;; rpe) want=relative ;; t5|alibi) want=bias ;;
+        rope) want=angle,turned,wavelength ;; *) want= ;;
+    esac
+    ok "$e: parts $want" [ "$want" = "$(sed 1d i.tsv | cut -f 1 | sort -u |
+        grep -v -e weight -e entropy | tr '\n' , | sed 's/,$//')" ]
+done
+run sinusoidal.bin --inspect empty; mv out i.tsv
+table "16 positions and their similarity, 1 with themselves, the same at equal distances" i.tsv '
+    $1 == "embed" { n++ }
+    $1 == "similarity" { s++; d = $4 - $5; bad += d == 0 && $6 != 1
+                         if (d in at) bad += (at[d] - $6) ^ 2 > 1e-10; at[d] = $6 }
+    END { exit bad || n != 256 || s != 256 || NR != 513 }'
+run m.bin --inspect /dev/null --rope-scaling linear --rope-factor 4 --ctx 4; mv out i.tsv
+table "pair 0 to turn in 4 times 2 pi tokens, its angle to be a fourth of the position" i.tsv '
+    $1 == "wavelength" && $4 == 0 { bad += ($6 - 25.1327) ^ 2 > 1e-6 }
+    $1 == "angle" && $5 == 0 { n++; bad += ($6 - $4 / 4) ^ 2 > 1e-10 }
+    $1 == "turned" { bad += $6 != 1 }
+    END { exit bad || n != 4 || NR != 1 + 4 + 16 + 1 }'
+run alibi.bin --inspect /dev/null --ctx 40; mv out i.tsv
+table "slopes 1/16 and 1/256 up to the context" i.tsv '
+    $1 == "bias" { n++; bad += ($6 + $4 / ($3 ? 256 : 16)) ^ 2 > 1e-10 }
+    END { exit bad || n != 80 }'
+works '' run m.bin --inspect /dev/null --ctx 1
+fails 1 'learned .* 16 '                      run learned.bin --inspect abc.txt --ctx 17
+fails 1 'no.txt: No such file'                run m.bin --inspect no.txt
+fails 2 '--ctx takes one number'              run m.bin --inspect abc.txt --ctx 8,9
+
 # ---- Stopping and resuming -----------------------------------------------------------------------
 
 works 'go on with --resume half.bin'          loud --steps 10 --stop-after 5 --out half.bin abc.txt
@@ -513,7 +557,7 @@ table "a first loss within 5 % of ln 256" l.tsv 'NR == 2 { exit $3 < 5.27 || $3 
 
 closed() { ran="$* >&-"; : >out; $limit "$bin/run" -q "$@" >&- 2>err; rc=$?; }
 full() { ran="$* >/dev/full"; : >out; $limit "$bin/run" -q "$@" >/dev/full 2>err; rc=$?; }
-for more in '-p abc' '-p abc --encode' '--eval abc.txt'; do
+for more in '-p abc' '-p abc --encode' '--eval abc.txt' '--inspect abc.txt'; do
     fails 1 'standard output: ' closed m.bin $more
     [ ! -c /dev/full ] || fails 1 'standard output: ' full m.bin $more
 done
