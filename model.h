@@ -79,6 +79,8 @@ typedef struct {                  // one option of an encoding, --name on the co
     const char *name, *help;
     double value, min, max;       // default and limits
     int whole;                    // 1: integers only
+    const char *const *words;     // value k is written as words[k], which ends with NULL; or NULL
+    int shape;                    // 1: the number of parameters depends on it
 } PosOption;
 
 struct PosEnc {
@@ -203,6 +205,10 @@ void model_create(Model *m, const Config *c, int max_len);
 /* N(0, 0.02); residual outputs (wo, w2) divided by sqrt(2 n_layers) (GPT-2, Radford et al.
    2019); gains 1. */
 void model_init(Model *m, uint64_t seed);
+/* Builds the tables of the encoding again, for positions 0 .. len-1 and for the options that
+   m->config has now; they must have passed config_check, with the same parameters. Not while the
+   model is trained or a cache is in use. */
+void model_tables(Model *m, int len);
 /* Once, before model_backward: allocates gradients, gradient tables, and moments (zero) unless
    model_load brought them. */
 void model_train_begin(Model *m);
@@ -219,6 +225,9 @@ double model_backward(Model *m, const int *tokens, const int *targets, const int
                       int B, int T, float weight);
 /* logits (B, T, V), for tests and inspection. */
 void model_logits(Model *m, float *logits, const int *tokens, const int *positions, int B, int T);
+/* The weights A (n_heads, T, T) with which one layer attends in one sequence, 0 for keys that are
+   not seen; for inspection, a plain loop over the definition. */
+void model_attention(Model *m, float *A, int layer, const int *tokens, int T);
 /* Floats of activations that model_backward keeps for B sequences of T; the scratch of products and
    attention, a few MiB, comes on top. */
 size_t model_scratch_floats(const Config *c, int B, int T);
@@ -312,6 +321,7 @@ typedef struct {                  // exactly one of the pointers is set; it hold
     double min, max;              // limits of a number; max above 1 of an .s: so many may be given,
                                   //   s[0], s[1], ...
     int given;                    // not 0: it was on the command line; of an .s: how often
+    const char *const *words;     // an .f that is given as a word: its place in this list
 } Option;
 
 /* Parses --name value, --name=value and -x value (options end with a NULL name); moves the other
@@ -320,6 +330,18 @@ typedef struct {                  // exactly one of the pointers is set; it hold
 int options_parse(Option *options, int argc, char **argv, void (*help)(void));
 /* A line for each of the first n, with its default, on stdout. */
 void options_help(const Option *options, int n);
+
+/* The encodings' own options, at the end of a table that has room for MOST_POS_OPTIONS and is zero
+   from there on: adds them (encodings may share a name), lists them with their encodings for
+   --help, and writes those that were given into a config; exits 2 if its encoding has no such one.
+   `trained`: only those that leave the parameters of a model what they are. */
+enum { MOST_POS_OPTIONS = 64 };
+void options_add_pos(Option *end, int trained);
+void options_help_pos(int trained);
+void options_apply_pos(Config *c, const Option *added);
+/* How the value of an option is written: a word or a number. Valid until the fourth call from
+   here. */
+const char *pos_option_text(const PosOption *o, double value);
 
 /* First thing in main: sets the name that stands before every message. With GNU OpenMP on Linux it
    may start the program again, with a limit on how long threads spin (see there). */
@@ -1152,8 +1174,8 @@ static void embedding_backward(float *dE, const PosTables *dpos, const float *dx
 }
 
 /* The place `rotate`: turns the pairs (2i, 2i+1) of every head of q and k, which lie at the front
-   of the rows of qkv, by the angle of the row's position; direction -1 turns back, which is the
-   backward, a rotation being orthogonal. */
+   of the rows of qkv, by the angle of the row's position; direction -1 is the transpose, hence the
+   backward: it turns back, and a factor in cos and sin stays one. */
 static void rotate_row(float *x, const PosTables *pos, size_t p, int heads, int D, int direction)
 {
     const int half = pos->rotary / 2;
@@ -1884,6 +1906,12 @@ void model_create(Model *m, const Config *c, int max_len)
     model_place(m, c, max_len, NULL, NULL);
 }
 
+void model_tables(Model *m, int len)
+{
+    for (int i = 0; i < 2; i++) free(m->pos.owned[i]);
+    tables_create(&m->pos, &m->config, m->params.pos, len);
+}
+
 void model_init(Model *m, uint64_t seed)
 {
     const Params *p = &m->params;
@@ -2234,6 +2262,37 @@ void model_logits(Model *m, float *logits, const int *tokens, const int *positio
     if (c->pos->forward) c->pos->forward(&m->pos, m->params.pos, c);
     model_forward(m, NULL, tokens, positions, B, T);
     output_forward(logits, a->norm, m, rows);
+}
+
+void model_attention(Model *m, float *A, int layer, const int *tokens, int T)
+{
+    const Config *c = &m->config;
+    const PosTables *pos = &m->pos;
+    const size_t D = (size_t)(c->dim / c->n_heads), group = (size_t)(c->n_heads / c->n_kv_heads);
+    const size_t width = (size_t)(c->n_heads + 2 * c->n_kv_heads) * D;
+    const float scale = 1 / sqrtf((float)D);
+    Activations *a = activations_for(m, (size_t)T, 1);    // q and k of every layer are kept
+    if (c->pos->forward) c->pos->forward(&m->pos, m->params.pos, c);
+    model_forward(m, NULL, tokens, NULL, 1, T);
+    if (c->pos->layer) c->pos->layer(&m->pos, m->params.layers[layer].pos, c);
+    memset(A, 0, (size_t)c->n_heads * (size_t)T * (size_t)T * sizeof *A);
+    #pragma omp parallel for schedule(static)
+    for (int h = 0; h < c->n_heads; h++)
+        for (int i = 0; i < T; i++) {
+            const float *q = a->qkv + (size_t)layer * a->qkv_layer + (size_t)i * width;
+            const float *k = q + (size_t)c->dim + (size_t)h / group * D;    // of key i
+            float *s = A + ((size_t)h * (size_t)T + (size_t)i) * (size_t)T, sum = 0;
+            q += (size_t)h * D;
+            for (int j = i; j >= 0; j--, k -= width) {
+                const int n = i - j, clipped = n < pos->clip ? n : pos->clip;
+                s[j] = scale * dot(q, k, D);
+                if (pos->bias) s[j] += *pos_bias(pos, h, n);
+                if (pos->rel_k) s[j] += scale * dot(q, pos->rel_k + (size_t)clipped * D, D);
+            }
+            const float most = row_max(s, (size_t)i + 1);
+            for (int j = 0; j <= i; j++) sum += s[j] = expf(s[j] - most);
+            for (int j = 0; j <= i; j++) s[j] /= sum;
+        }
 }
 
 /* ---- AdamW ----------------------------------------------------------------------------------- */
@@ -3011,6 +3070,63 @@ void options_help(const Option *options, int n)
     }
 }
 
+static const char *joined(const char *const *words)    // "none linear ntk"
+{
+    static char text[256];
+    text[0] = 0;
+    for (size_t n = 0; *words; words++, n = strlen(text))
+        snprintf(text + n, sizeof text - n, "%s%s", n ? " " : "", *words);
+    return text;
+}
+
+const char *pos_option_text(const PosOption *o, double value)
+{
+    static char text[4][24];
+    static int next;
+    if (o->words) return o->words[(int)value];
+    char *s = text[next++ % 4];
+    snprintf(s, sizeof text[0], "%g", value);
+    return s;
+}
+
+void options_add_pos(Option *end, int trained)
+{
+    static double values[MOST_POS_OPTIONS];
+    int n = 0;
+    for (const PosEnc *e = posencs; e->name; e++)
+        for (const PosOption *p = e->options; p < e->options + POS_OPTIONS && p->name; p++) {
+            int k = 0;
+            while (k < n && strcmp(end[k].name, p->name)) k++;
+            if (k < n || (trained && p->shape)) continue;
+            if (n == MOST_POS_OPTIONS - 1)
+                die(1, "the encodings have more than %d options", MOST_POS_OPTIONS - 1);
+            end[n] = (Option){ .name = p->name, .arg = p->words ? "WORD" : "X", .help = p->help,
+                               .f = &values[n], .min = p->min, .max = p->max, .words = p->words };
+            n++;
+        }
+}
+
+void options_help_pos(int trained)
+{
+    for (const PosEnc *e = posencs; e->name; e++) {
+        printf("  %-26s %s\n", e->name, e->help);
+        for (const PosOption *p = e->options; p < e->options + POS_OPTIONS && p->name; p++)
+            if (!trained || !p->shape)
+                printf("      --%-20s %s%s%s [%s]\n", p->name, p->help, p->words ? ": " : "",
+                       p->words ? joined(p->words) : "", pos_option_text(p, p->value));
+    }
+}
+
+void options_apply_pos(Config *c, const Option *added)
+{
+    for (const Option *o = added; o->name; o++) {
+        if (!o->given) continue;
+        const int i = pos_option(c->pos, o->name);
+        if (i < 0) die(2, "--%s is not an option of the encoding %s", o->name, c->pos->name);
+        c->pos_opt[i] = *o->f;
+    }
+}
+
 static void option_value(Option *o, const char *shown, const char *text)
 {
     char *end = NULL;
@@ -3022,6 +3138,13 @@ static void option_value(Option *o, const char *shown, const char *text)
         return;
     }
     o->given = 1;
+    if (o->words) {
+        int k = 0;
+        while (o->words[k] && strcasecmp(o->words[k], text)) k++;
+        if (!o->words[k]) die(2, "%s: \"%s\" is not one of %s", shown, text, joined(o->words));
+        *o->f = k;
+        return;
+    }
     errno = 0;
     double value = 0;
     if (o->f) *o->f = value = strtod(text, &end);

@@ -181,40 +181,78 @@ static void alibi_build(PosTables *t, float *shared, const Config *c)
 }
 
 /* ---- rope ---------------------------------------------------------------------------------------
-   (a, b) -> (a cos f - b sin f, a sin f + b cos f),   f = p w_i,  w_i = base^(-2i/dims),
-   for the pairs (2i, 2i+1), i = 0 .. dims/2 - 1
+   (a, b) -> m (a cos f - b sin f, a sin f + b cos f),   f = p w_i,  w_i = base^(-2i/dims),
+   for the pairs (2i, 2i+1), i = 0 .. dims/2 - 1;  m = 1 but for yarn
    Su et al. 2021. Turns the first `dims` dimensions of every head of q and k, in every layer; v is
    not touched. q_i . k_j then depends on n alone. dims below D is partial rotary (GPT-NeoX). No
    parameters. Neighbouring pairs, as Meta's Llama and llama2.c; half-split models (Hugging Face)
    have the same pairs in another order.
    Past the trained length: slow pairs reach angles that were never seen; the loss rises from about
-   1.2 times the length on. */
+   1.2 times the length on.
 
-enum { ROPE_BASE, ROPE_DIMS };
+   `scaling` slows pairs down so that s = `factor` times the length L = `length` shows them angles
+   they know. s = 1 changes no bit.
+       linear   w_i / s: as if positions were p / s (Chen et al. 2023)
+       ntk      base s^(dims / (dims - 2)): the first pair stays, the last becomes s times slower
+                (bloc97 2023, in Peng et al. 2024)
+       dynamic  ntk with s = max(1, l / L) instead of `factor`, l the length of the sequence
+                (emozilla 2023, in Peng et al. 2024)
+       yarn     w_i ((1 - g) / s + g),  g = (r - low) / (high - low) held in [0, 1],
+                r = L w_i / (2 pi), the turns of a pair within L: what turns often stays, what has
+                not turned once is slowed down; and m = 0.1 ln s + 1, on q and on k, so the scores
+                grow by m^2 (Peng et al. 2024)
+       llama3   the same with m = 1 (Llama 3.1, Meta 2024)
+   The ramp is linear in r, as in the paper; the code that came with it is linear in i between two
+   whole pairs, which is coarse for the few pairs of a small head. high = 4 is Llama 3's: the
+   paper's 32 is for L = 4096, at L = 128 no pair turns more than 128 / (2 pi) = 20 times.
+   One table serves all positions and the cache holds turned keys, so l is the length the table was
+   built for: of the training, of one context of run --eval, or of run's --ctx. */
+
+enum { ROPE_BASE, ROPE_DIMS, ROPE_SCALING, ROPE_FACTOR, ROPE_LENGTH, ROPE_LOW, ROPE_HIGH };
+enum { LINEAR = 1, NTK, DYNAMIC, YARN, LLAMA3 };    // in model files: later ones go to the end
+static const char *const rope_scalings[] = {
+    "none", "linear", "ntk", "dynamic", "yarn", "llama3", NULL };
 
 static void rope_configure(Config *c, char *why, size_t size)
 {
-    if (c->pos_opt[ROPE_DIMS] == 0) c->pos_opt[ROPE_DIMS] = head_size(c);
-    const int dims = (int)c->pos_opt[ROPE_DIMS];
+    double *o = c->pos_opt;
+    if (o[ROPE_DIMS] == 0) o[ROPE_DIMS] = head_size(c);
+    // What is trained without scaling is trained at its own length. With it the length stays that
+    // of the model it came from: train --init keeps the options.
+    if (o[ROPE_SCALING] == 0 || o[ROPE_LENGTH] == 0) o[ROPE_LENGTH] = c->seq_len;
+    const int dims = (int)o[ROPE_DIMS];
     if (dims % 2)
         snprintf(why, size,
                  "rope turns pairs, but a head has an odd number of dimensions to turn: %d", dims);
     else if (dims > head_size(c))
         snprintf(why, size, "rope-dims %d exceeds the %d dimensions of a head", dims, head_size(c));
+    else if (o[ROPE_HIGH] <= o[ROPE_LOW])
+        snprintf(why, size, "rope-high %g must exceed rope-low %g", o[ROPE_HIGH], o[ROPE_LOW]);
 }
 
 static void rope_build(PosTables *t, float *shared, const Config *c)
 {
     (void)shared;
-    const int dims = (int)c->pos_opt[ROPE_DIMS], half = dims / 2;
+    const double *o = c->pos_opt, L = o[ROPE_LENGTH];
+    const int dims = (int)o[ROPE_DIMS], half = dims / 2, scaling = (int)o[ROPE_SCALING];
+    const double s = scaling == DYNAMIC ? fmax(1, t->len / L) : o[ROPE_FACTOR];
+    const double m = scaling == YARN ? 0.1 * log(s) + 1 : 1;
+    double base = o[ROPE_BASE];
+    if (scaling == NTK || scaling == DYNAMIC) base *= pow(s, dims / (dims - 2.0));
     t->rotary = dims;
     t->cos = pos_alloc(t, (size_t)t->len * (size_t)half);
     t->sin = pos_alloc(t, (size_t)t->len * (size_t)half);
     for (int i = 0; i < half; i++) {
-        const double w = pow(c->pos_opt[ROPE_BASE], -2.0 * i / dims);
+        double w = pow(base, -2.0 * i / dims);
+        if (scaling == LINEAR) w /= s;
+        if (scaling == YARN || scaling == LLAMA3) {
+            const double r = L * w / (2 * M_PI), low = o[ROPE_LOW];
+            const double g = fmin(fmax((r - low) / (o[ROPE_HIGH] - low), 0), 1);
+            w *= 1 - (1 - g) * (1 - 1 / s);
+        }
         for (int p = 0; p < t->len; p++) {
-            t->cos[(size_t)p * (size_t)half + (size_t)i] = (float)cos(p * w);
-            t->sin[(size_t)p * (size_t)half + (size_t)i] = (float)sin(p * w);
+            t->cos[(size_t)p * (size_t)half + (size_t)i] = (float)(m * cos(p * w));
+            t->sin[(size_t)p * (size_t)half + (size_t)i] = (float)(m * sin(p * w));
         }
     }
 }
@@ -222,33 +260,45 @@ static void rope_build(PosTables *t, float *shared, const Config *c)
 /* ---- The table ------------------------------------------------------------------------------- */
 
 #define SCALE(value) \
-    { "pos-scale", "factor of the encoding when it is added to the embedding", value, 0, 1e6, 0 }
+    { "pos-scale", "factor of the encoding when it is added to the embedding", value, .max = 1e6 }
 
 const PosEnc posencs[] = {
     { .name = "none", .help = "nothing: the control" },
     { .name = "sinusoidal", .help = "sines added to the embedding (Vaswani et al. 2017)",
       .options = { SCALE(0.02 * 1.4142135623730951),
-                   { "pos-base", "base of the wavelengths", 10000, 1, 1e12, 0 } },
+                   { "pos-base", "base of the wavelengths", 10000, 1, .max = 1e12 } },
       .build = sinusoidal_build },
     { .name = "learned", .help = "a trained table added to the embedding (GPT-2)", .bounded = 1,
       .options = { SCALE(1) },
       .shared_params = learned_params, .init_std = 0.02f, .build = learned_build },
     { .name = "rpe", .help = "trained vectors by distance, dotted with q (Shaw et al. 2018)",
-      .options = { { "rpe-clip", "distances beyond this are one", 16, 0, 1 << 16, 1 },
-                   { "rpe-values", "1: also add trained vectors to the values", 0, 0, 1, 1 } },
+      .options = { { "rpe-clip", "distances beyond this are one", 16, 0, 1 << 16, 1, .shape = 1 },
+                   { "rpe-values", "1: also add trained vectors to the values", 0, 0, 1, 1,
+                     .shape = 1 } },
       .layer_params = rpe_params, .init_std = 0.02f, .layer = rpe_layer },
     { .name = "t5", .help = "a trained bias by head and bucket of distances (Raffel et al. 2020)",
-      .options = { { "t5-buckets", "number of buckets", 32, 2, 1 << 16, 1 },
+      .options = { { "t5-buckets", "number of buckets", 32, 2, 1 << 16, 1, .shape = 1 },
                    { "t5-max", "distances from here on share a bucket; 0: half the context",
-                     0, 0, 1 << 24, 1 } },
+                     0, 0, 1 << 24, .whole = 1 } },
       .configure = t5_configure, .shared_params = t5_params,
       .build = bias_build, .forward = t5_forward, .backward = t5_backward },
     { .name = "alibi",
       .help = "a fixed penalty by distance, one slope per head (Press et al. 2022)",
       .build = alibi_build },
     { .name = "rope", .help = "q and k turned by their position (Su et al. 2021)",
-      .options = { { "rope-base", "base of the wavelengths", 10000, 1, 1e12, 0 },
-                   { "rope-dims", "dimensions of a head to turn; 0: all", 0, 0, 1 << 24, 1 } },
+      .options = { { "rope-base", "base of the wavelengths", 10000, 1, .max = 1e12 },
+                   { "rope-dims", "dimensions of a head to turn; 0: all",
+                     0, 0, 1 << 24, .whole = 1 },
+                   { "rope-scaling", "slower pairs, for more than the trained length", 0, 0, LLAMA3,
+                     1, .words = rope_scalings },
+                   { "rope-factor", "that length over the trained one; dynamic finds its own",
+                     1, 1, .max = 1e6 },
+                   { "rope-length", "the length trained without scaling; 0: the trained one",
+                     0, 0, 1 << 24, .whole = 1 },
+                   { "rope-low", "yarn, llama3: slowed down in full up to so many turns in it",
+                     1, 0, .max = 1e6 },
+                   { "rope-high", "yarn, llama3: not slowed down from so many turns on",
+                     4, 0, .max = 1e6 } },
       .configure = rope_configure, .build = rope_build },
     { .name = NULL }
 };

@@ -1,18 +1,20 @@
 /* run.c - uses a model:   ./run model.bin -p "Once"
-   Options, the prompt, generation, evaluation on a text. What a model is stands in model.h. */
+   Options, the prompt, generation, evaluation on a text, a look inside. What a model is stands in
+   model.h. */
 #define MODEL_IMPLEMENTATION
 #include "model.h"
 
 /* ---- Options: the defaults are here, --help prints them -------------------------------------- */
 
-enum { STOPS = 8, CONTEXTS = 32 };
+enum { STOPS = 8, CONTEXTS = 32, POS_OWN = 18 };    // own options; the encodings' follow
 
-static const char *prompt, *prompt_file, *stops[STOPS], *tokenizer_file, *ctx_list, *eval_file;
-static int tokens = 256, top_k, threads, quiet, encode, by_position, int8;
+static const char *prompt, *prompt_file, *stops[STOPS], *tokenizer_file, *ctx_list;
+static const char *eval_file, *inspect_file;
+static int tokens = 256, top_k, threads, quiet, encode, by_position, stride, int8;
 static double temperature = 0.8, top_p = 0.95;
 static uint64_t seed;
 
-static Option options[] = {
+static Option options[POS_OWN + MOST_POS_OPTIONS] = {
     { "prompt", 'p', "TEXT", "text to go on from", .s = &prompt },
     { "prompt-file", 'f', "FILE", .s = &prompt_file,
       .help = "the same from a file, less one newline at its end; - is standard input" },
@@ -39,8 +41,11 @@ static Option options[] = {
       .help = "print the loss on a text: ctx tokens loss ppl bits_per_byte" },
     { "by-position", 0, NULL, .on = &by_position,
       .help = "with --eval: by position in the window: ctx from to tokens loss" },
+    { "stride", 0, "N", .i = &stride, .min = 0, .max = 1 << 24,
+      .help = "with --eval: windows of ctx that overlap and score their last N; 0: no overlap" },
+    { "inspect", 0, "FILE", .s = &inspect_file,
+      .help = "print the encoding and the attention on a text: what layer head row column value" },
     { "quiet", 'q', NULL, "print errors and warnings only", .on = &quiet },
-    { .name = NULL }
 };
 
 static void help(void)
@@ -49,7 +54,9 @@ static void help(void)
            "Generates text with a model that ./train wrote, "
            "or with a checkpoint of llama2.c and its -z tokenizer.bin.\n"
            "    ./run model.bin -p \"Once upon a time\"\n\n");
-    options_help(options, (int)(sizeof options / sizeof *options));
+    options_help(options, POS_OWN);
+    printf("\noptions of the encodings, in place of those that the model was trained with:\n");
+    options_help_pos(1);
 }
 
 static int given(const char *name)
@@ -77,37 +84,67 @@ static int parse_contexts(int *list)
 
 /* ---- Evaluation ------------------------------------------------------------------------------ */
 
-/* Every token of the text but the first is a target once, whatever the context: windows of ctx
-   targets follow each other, and the last is shorter. loss[i] is the loss of token i + 1. */
-static void score(Model *m, float *loss, const int *text, size_t n, int ctx)
+static int *encode_text(const Model *m, const char *text, size_t size, size_t *n)
 {
-    const size_t T = (size_t)ctx, at_once = (PIECE_TOKENS + T - 1) / T;
-    for (size_t at = 0; at < n;) {
-        const size_t length = min_size(T, n - at);
-        const size_t sequences = length < T ? 1 : min_size(at_once, (n - at) / T);
-        model_loss(m, loss + at, text + at, text + at + 1, NULL, (int)sequences, (int)length);
-        at += sequences * length;
-    }
+    int *ids = tokenizer_encode(&m->tokenizer, text, size, n);
+    const size_t unknown = tokenizer_unknown(&m->tokenizer, ids, *n);
+    if (unknown)
+        fprintf(stderr, "run: %zu characters of the text are not in the vocabulary\n", unknown);
+    return ids;
 }
 
-/* Over positions [from, to). */
-static double mean(const float *loss, size_t n, size_t *count, size_t ctx, size_t from, size_t to)
+static int *encode_file(const Model *m, const char *path, size_t *n)
+{
+    size_t size, converted;
+    char *text = text_read(path, &size, &converted);
+    if (converted && !quiet)
+        fprintf(stderr, "run: %s: %zu carriage returns were read as newlines\n", path, converted);
+    int *ids = encode_text(m, text, size, n);
+    free(text);
+    return ids;
+}
+
+/* Every token of the text but the first is a target once, whatever the context T: window w reads T
+   tokens from w N on and scores the last N of its T targets, the first window all; the last one is
+   shorter. With N = T windows follow each other. loss[i] is the loss of token i + 1. */
+static void score(Model *m, float *loss, const int *text, size_t n, size_t T, size_t N)
+{
+    const size_t windows = n > T ? 1 + div_up(n - T, N) : 1, at_once = div_up(PIECE_TOKENS, T);
+    int *x = xmalloc(at_once * T * sizeof *x), *y = xmalloc(at_once * T * sizeof *y);
+    float *scored = xmalloc(at_once * T * sizeof *scored);
+    for (size_t w = 0, B; w < windows; w += B) {
+        const size_t length = min_size(T, n - w * N);
+        for (B = 0; B < at_once && w + B < windows && (w + B) * N + length <= n; B++) {
+            memcpy(x + B * length, text + (w + B) * N, length * sizeof *x);
+            memcpy(y + B * length, text + (w + B) * N + 1, length * sizeof *y);
+        }
+        model_loss(m, scored, x, y, NULL, (int)B, (int)length);
+        for (size_t b = 0; b < B; b++) {
+            const size_t first = w + b ? T - N : 0;
+            memcpy(loss + (w + b) * N + first, scored + b * length + first,
+                   (length - first) * sizeof *loss);
+        }
+    }
+    free(x), free(y), free(scored);
+}
+
+/* Over positions [from, to) of the windows of `score`. */
+static double mean(const float *loss, size_t n, size_t *count, size_t T, size_t N, size_t from,
+                   size_t to)
 {
     double sum = 0;
     *count = 0;
-    for (size_t i = 0; i < n; i++)
-        if (i % ctx >= from && i % ctx < to) sum += (double)loss[i], ++*count;
+    for (size_t i = 0; i < n; i++) {
+        const size_t at = i < T ? i : T - N + (i - T) % N;
+        if (at >= from && at < to) sum += (double)loss[i], ++*count;
+    }
     return sum / (double)*count;
 }
 
 static void evaluate(Model *m, const int *contexts, int n_contexts)
 {
-    size_t size, n, count, bytes = 0, converted;
-    char *text = text_read(eval_file, &size, &converted);
-    if (converted && !quiet)
-        fprintf(stderr, "run: %s: %zu carriage returns were read as newlines\n", eval_file,
-                converted);
-    int *ids = tokenizer_encode(&m->tokenizer, text, size, &n);
+    size_t n, count, bytes = 0;
+    int *ids = encode_file(m, eval_file, &n);
     if (n < 2)
         die(1, "%s: nothing to score: %zu tokens, and the first has no context", eval_file, n);
     for (size_t i = 1; i < n; i++) {
@@ -115,17 +152,16 @@ static void evaluate(Model *m, const int *contexts, int n_contexts)
         tokenizer_decode(&m->tokenizer, ids[i], 0, &length);
         bytes += (size_t)length;
     }
-    const size_t unknown = tokenizer_unknown(&m->tokenizer, ids, n);
-    if (unknown)
-        fprintf(stderr, "run: %zu characters of the text are not in the vocabulary\n", unknown);
     n--;    // targets from here on
     float *loss = xmalloc(n * sizeof *loss);
     printf(by_position ? "ctx\tfrom\tto\ttokens\tloss\n"
                        : "ctx\ttokens\tloss\tppl\tbits_per_byte\n");
     for (int i = 0; i < n_contexts; i++) {
-        const size_t ctx = (size_t)contexts[i];
-        score(m, loss, ids, n, contexts[i]);
-        const double all = mean(loss, n, &count, ctx, 0, ctx);
+        const size_t ctx = (size_t)contexts[i], N = stride ? (size_t)stride : ctx;
+        if (N > ctx) die(2, "--stride %zu exceeds the context of %zu", N, ctx);
+        model_tables(m, contexts[i]);
+        score(m, loss, ids, n, ctx, N);
+        const double all = mean(loss, n, &count, ctx, N, 0, ctx);
         if (!isfinite(all))
             die(1, "the loss at context %zu is %g: the model computes values that are not numbers",
                 ctx, all);
@@ -135,12 +171,105 @@ static void evaluate(Model *m, const int *contexts, int n_contexts)
         // 0, 1, 2-3, 4-7, ...
         for (size_t from = 0, to; by_position && from < min_size(ctx, n); from = to) {
             to = min_size(min_size(ctx, n), from ? 2 * from : 1);
-            const double part = mean(loss, n, &count, ctx, from, to);
+            const double part = mean(loss, n, &count, ctx, N, from, to);
             printf("%zu\t%zu\t%zu\t%zu\t%.6f\n", ctx, from, to - 1, count, part);
         }
         output_check();
     }
-    free(text), free(ids), free(loss);
+    free(ids), free(loss);
+}
+
+/* ---- Inspection ------------------------------------------------------------------------------ */
+
+static void print_row(const char *what, int layer, int head, int row, int column, double value)
+{
+    const int field[] = { layer, head, row, column };
+    fputs(what, stdout);
+    for (int i = 0; i < 4; i++)
+        if (field[i] < 0) fputs("\t-", stdout);
+        else printf("\t%d", field[i]);
+    printf("\t%.6g\n", value);
+}
+
+static double cosine(const float *a, const float *b, size_t n)
+{
+    return (double)dot(a, b, n) / sqrt((double)dot(a, a, n) * (double)dot(b, b, n));
+}
+
+/* What stands in the places of PosTables, up to position or distance SHOWN, a bias up to the
+   context. Angles are read off position 1, where no pair has come further than one radian. */
+static void inspect_encoding(Model *m, int ctx)
+{
+    enum { SHOWN = 128 };
+    const Config *c = &m->config;
+    PosTables *t = &m->pos;
+    const int n = ctx < SHOWN ? ctx : SHOWN, half = ctx > 1 ? t->rotary / 2 : 0;
+    const size_t dim = (size_t)c->dim, D = dim / (size_t)c->n_heads;
+    int turned = 0;
+    for (int p = 0; t->embed && p < n; p++) {
+        const float *P = t->embed + (size_t)p * dim;
+        for (int i = 0; i < c->dim; i++)
+            print_row("embed", -1, -1, p, i, (double)t->embed_scale * (double)P[i]);
+        for (int q = 0; q < n; q++)
+            print_row("similarity", -1, -1, p, q, cosine(P, t->embed + (size_t)q * dim, dim));
+    }
+    for (int i = 0; i < half; i++) {
+        const double w = atan2((double)t->sin[half + i], (double)t->cos[half + i]);
+        print_row("wavelength", -1, -1, i, -1, 2 * M_PI / w);
+        turned += w * c->seq_len >= 2 * M_PI;
+        for (int p = 0; p < n; p++) print_row("angle", -1, -1, p, i, p * w);
+    }
+    if (half) print_row("turned", -1, -1, -1, -1, turned);
+    if (c->pos->forward) c->pos->forward(t, m->params.pos, c);
+    for (int h = 0; t->bias && h < c->n_heads; h++)
+        for (int d = 0; d < ctx; d++) print_row("bias", -1, h, d, -1, (double)*pos_bias(t, h, d));
+    for (int l = 0; c->pos->layer && l < c->n_layers; l++) {
+        c->pos->layer(t, m->params.layers[l].pos, c);
+        const size_t rows = min_size(t->rel_k ? (size_t)t->clip + 1 : 0, SHOWN);
+        for (size_t i = 0; i < rows * rows; i++)
+            print_row("relative", l, -1, (int)(i / rows), (int)(i % rows),
+                      cosine(t->rel_k + i / rows * D, t->rel_k + i % rows * D, D));
+    }
+}
+
+/* One layer over all windows of T tokens, which follow each other: the mean weight of the key at a
+   distance, over the queries that have one there, and the mean entropy, - sum_j A_ij ln A_ij, of
+   the query at a position. */
+static void inspect_attention(Model *m, int layer, const int *text, size_t n, size_t T)
+{
+    const size_t H = (size_t)m->config.n_heads, full = n / T, rest = n % T;
+    float *A = xmalloc(H * T * T * sizeof *A);
+    double *weight = xmalloc(H * T * sizeof *weight), *entropy = xmalloc(H * T * sizeof *entropy);
+    for (size_t at = 0; at < n; at += T) {
+        const size_t length = min_size(T, n - at);
+        model_attention(m, A, layer, text + at, (int)length);
+        for (size_t h = 0; h < H; h++)
+            for (size_t i = 0; i < length; i++)
+                for (size_t j = 0; j <= i; j++) {
+                    const double a = (double)A[(h * length + i) * length + j];
+                    weight[h * T + i - j] += a;
+                    if (a > 0) entropy[h * T + i] -= a * log(a);
+                }
+    }
+    for (size_t h = 0; h < H; h++)
+        for (size_t i = 0; i < (full ? T : rest); i++) {
+            const size_t last = rest > i, pairs = full * (T - i) + last * (rest - i);
+            print_row("weight", layer, (int)h, (int)i, -1, weight[h * T + i] / (double)pairs);
+            print_row("entropy", layer, (int)h, (int)i, -1,
+                      entropy[h * T + i] / (double)(full + last));
+        }
+    free(A), free(weight), free(entropy);
+}
+
+static void inspect(Model *m, int ctx)
+{
+    size_t n;
+    int *ids = encode_file(m, inspect_file, &n);
+    puts("what\tlayer\thead\trow\tcolumn\tvalue");
+    inspect_encoding(m, ctx);
+    for (int l = 0; l < m->config.n_layers; l++) inspect_attention(m, l, ids, n, (size_t)ctx);
+    output_check();
+    free(ids);
 }
 
 /* ---- Generation ------------------------------------------------------------------------------ */
@@ -234,14 +363,18 @@ static void generate(Model *m, int *ids, size_t n, int implied, int ctx)
 int main(int argc, char **argv)
 {
     program_begin("run", argv);
+    options_add_pos(options + POS_OWN, 1);
     const int n_args = options_parse(options, argc, argv, help);
     if (n_args != 1)
         die(2, n_args ? "more than one model was given: %s and %s (a prompt goes behind -p)"
                       : "no model was given (--help shows how)", argv[0], argv[1]);
     if (prompt && prompt_file) die(2, "--prompt and --prompt-file exclude each other");
-    if (eval_file && (encode || prompt || prompt_file))
-        die(2, "--eval excludes --encode, --prompt and --prompt-file");
+    if ((eval_file || inspect_file) && (encode || prompt || prompt_file))
+        die(2, "--%s excludes --encode, --prompt and --prompt-file",
+            eval_file ? "eval" : "inspect");
+    if (eval_file && inspect_file) die(2, "--eval and --inspect exclude each other");
     if (by_position && !eval_file) die(2, "--by-position needs --eval");
+    if (stride && !eval_file) die(2, "--stride needs --eval");
     int contexts[CONTEXTS] = {0}, longest = 0, n_contexts = parse_contexts(contexts);
     if (n_contexts > 1 && !eval_file) die(2, "--ctx takes one number here; a list needs --eval");
     for (int i = 0; i < n_contexts; i++) longest = contexts[i] > longest ? contexts[i] : longest;
@@ -250,7 +383,10 @@ int main(int argc, char **argv)
 
     Model m;
     model_load(&m, argv[0], tokenizer_file, longest, NULL);
-    const Config *c = &m.config;
+    Config *c = &m.config;
+    options_apply_pos(c, options + POS_OWN);
+    const char *wrong = config_check(c);
+    if (wrong) die(2, "%s", wrong);
     if (int8) model_quantize(&m);
     if (!m.tokenizer.size)
         die(1, "%s: has no vocabulary inside; name it with -z tokenizer.bin", argv[0]);
@@ -264,8 +400,10 @@ int main(int argc, char **argv)
         if (longest > c->seq_len)
             fprintf(stderr, "run: positions from %d on were not trained\n", c->seq_len);
     }
-    if (eval_file) {
-        evaluate(&m, contexts, n_contexts);
+    if (!eval_file) model_tables(&m, contexts[0]);
+    if (eval_file) evaluate(&m, contexts, n_contexts);
+    if (inspect_file) inspect(&m, contexts[0]);
+    if (eval_file || inspect_file) {
         model_free(&m);
         return 0;
     }
@@ -277,10 +415,7 @@ int main(int argc, char **argv)
     if (!file) size = strlen(text);
     // The model sees: its start token if it has one, then the prompt. With neither, a newline: the
     // beginning of a line.
-    int *body = tokenizer_encode(&m.tokenizer, size ? text : "\n", size ? size : 1, &n);
-    const size_t unknown = tokenizer_unknown(&m.tokenizer, body, n);
-    if (unknown)
-        fprintf(stderr, "run: %zu characters of the prompt are not in the vocabulary\n", unknown);
+    int *body = encode_text(&m, size ? text : "\n", size ? size : 1, &n);
     const int start = c->start_token >= 0, implied = start || !size;
     const size_t from = size ? 0 : start ? n : n - 1, in_prompt = n - from + (size_t)start;
     if (!encode && in_prompt > (size_t)contexts[0])

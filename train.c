@@ -19,9 +19,9 @@ static uint64_t seed;
 // Places in the table: the shape of the model, what decides the bits of a run, and where the
 // encodings' own options begin.
 enum { POS = 0, OUT = 1, TOKENIZER = 4, SHAPE = 5, CTX = 11, RUN = 12, VAL_FRAC = 20, SEED = 22,
-       OWN_OPTIONS = 32, MAX_OPTIONS = 80 };
+       POS_OWN = 32 };
 
-static Option options[MAX_OPTIONS] = {
+static Option options[POS_OWN + MOST_POS_OPTIONS] = {
     { "pos", 0, "NAME", "positional encoding, see below", .s = &pos },
     { "out", 'o', "FILE", "where the model goes", .s = &out },
     { "resume", 0, "FILE", .s = &resume_file,
@@ -73,37 +73,15 @@ static Option options[MAX_OPTIONS] = {
     { "quiet", 'q', NULL, "print errors and warnings only", .on = &quiet },
 };
 
-static double pos_value[MAX_OPTIONS];    // of the options that follow our own, the encodings'
-
-/* Appends the options of all encodings; two encodings may share a name. */
-static void add_pos_options(void)
-{
-    int n = OWN_OPTIONS;
-    for (const PosEnc *e = posencs; e->name; e++)
-        for (const PosOption *p = e->options; p < e->options + POS_OPTIONS && p->name; p++) {
-            int k = OWN_OPTIONS;
-            while (k < n && strcmp(options[k].name, p->name)) k++;
-            if (k < n || n == MAX_OPTIONS - 1) continue;
-            pos_value[n] = NAN;
-            options[n] = (Option){ p->name, 0, "X", p->help, .f = &pos_value[n],
-                                   .min = p->min, .max = p->max };
-            n++;
-        }
-}
-
 static void help(void)
 {
     printf("usage: train [options] TEXT...\n"
            "Trains a small Transformer on text files (- is standard input), as one text, "
            "and writes a model for ./run.\n"
            "    ./train --pos rope data.txt && ./run model.bin -p \"Once\"\n\n");
-    options_help(options, OWN_OPTIONS);
+    options_help(options, POS_OWN);
     printf("\nencodings (--pos) and the options of their own:\n");
-    for (const PosEnc *e = posencs; e->name; e++) {
-        printf("  %-26s %s\n", e->name, e->help);
-        for (const PosOption *p = e->options; p < e->options + POS_OPTIONS && p->name; p++)
-            printf("      --%-20s %s [%g]\n", p->name, p->help, p->value);
-    }
+    options_help_pos(0);
 }
 
 static const PosEnc *find_pos(const char *name)
@@ -134,12 +112,7 @@ static Config requested(const Config *file, const char *path)
     }
     if (!file || options[POS].given) c.pos = find_pos(pos);
     if (!file || c.pos != file->pos) config_defaults(&c);
-    for (const Option *o = options + OWN_OPTIONS; o->name; o++) {
-        if (!o->given) continue;
-        const int i = pos_option(c.pos, o->name);
-        if (i < 0) die(2, "--%s is not an option of --pos %s", o->name, c.pos->name);
-        c.pos_opt[i] = *o->f;
-    }
+    options_apply_pos(&c, options + POS_OWN);
     if (!c.vocab_size) c.vocab_size = 1;    // not known yet
     const char *wrong = config_check(&c);
     if (wrong) die(2, "%s", wrong);
@@ -336,10 +309,12 @@ static void resume(Model *m, TrainState *s)
         die(2, "--pos %s differs from the %s of %s%s", pos, c->pos->name, resume_file, hint);
     if (asked.seq_len != c->seq_len)
         die(2, "--ctx %d differs from the %d of %s%s", ctx, c->seq_len, resume_file, hint);
+    const PosOption *p = c->pos->options;
     for (int i = 0; i < POS_OPTIONS; i++)
         if (asked.pos_opt[i] != c->pos_opt[i])
-            die(2, "--%s %g differs from the %g of %s%s", c->pos->options[i].name, asked.pos_opt[i],
-                c->pos_opt[i], resume_file, hint);
+            die(2, "--%s %s differs from the %s of %s%s", p[i].name,
+                pos_option_text(&p[i], asked.pos_opt[i]), pos_option_text(&p[i], c->pos_opt[i]),
+                resume_file, hint);
     const double value[] = { (double)s->batch, (double)s->accum, (double)s->steps, s->lr, s->min_lr,
                              (double)s->warmup, s->weight_decay, s->clip, s->val_frac };
     for (int i = RUN; i <= VAL_FRAC; i++) {
@@ -556,7 +531,7 @@ int main(int argc, char **argv)
 {
     program_begin("train", argv);
     signal(SIGPIPE, SIG_IGN);    // a reader of the messages that goes away is no reason to stop
-    add_pos_options();
+    options_add_pos(options + POS_OWN, 0);
     const int n = options_parse(options, argc, argv, help);
     if (!n) die(2, "no text file was given (--help shows how)");
     if (resume_file && init_file) die(2, "--resume and --init exclude each other");

@@ -106,7 +106,12 @@ done
 go train --help
 for e in $encodings; do ok "$e in it" grep -q "^  $e  " out; done
 ok "defaults of all options of encodings" \
-    [ "$(grep -c '^      --' out)" -eq "$(grep -c '^      --.*\[[-+.e0-9]*\]$' out)" ]
+    [ "$(grep -c '^      --' out)" -eq "$(grep -c '^      --.*\[[-+.e0-9a-z]*\]$' out)" ]
+ok "the words of an option" \
+    grep -q '^      --rope-scaling .*: none linear ntk dynamic yarn llama3 \[none\]$' out
+go run --help
+ok "the same, and no option that decides the parameters" \
+    eval 'grep -q "^      --rope-scaling .*none linear" out && ! grep -q -e --rpe-clip out'
 
 fails 2 'no text file'                        train
 fails 2 'no model'                            run
@@ -141,8 +146,15 @@ fails 2 '--by-position needs --eval'          run --by-position m.bin
 fails 2 '--prompt and --prompt-file'          run -p a -f b m.bin
 fails 2 '--resume and --init'                 train --resume a --init b abc.txt
 fails 2 '--val and --val-frac'                train --val abc.txt --val-frac 0.2 abc.txt
-fails 2 '--t5-max is not .* --pos rope'       train --pos rope --t5-max 9 abc.txt
-fails 2 '--rope-base is not .* --pos none'    train --pos NONE --rope-base 9 abc.txt
+fails 2 '--stride needs --eval'               run --stride 4 m.bin
+fails 2 '--eval and --inspect'                run --eval a --inspect b m.bin
+fails 2 '--inspect excludes'                  run --inspect a -p b m.bin
+fails 2 'unknown option --rpe-clip'           run --rpe-clip 4 m.bin
+fails 2 '--t5-max is not .* encoding rope'    train --pos rope --t5-max 9 abc.txt
+fails 2 '--rope-base is not .* encoding none' train --pos NONE --rope-base 9 abc.txt
+fails 2 'ing: "pi" is not one of none linear ntk dynamic yarn llama3$' \
+    train --rope-scaling pi abc.txt
+fails 2 'rope-high 1 must exceed rope-low 1'  train --rope-high 1 abc.txt
 fails 2 'rope-dims: 1\.5 is not'            train --rope-dims 1.5 abc.txt
 fails 2 '--rpe-clip: -1 is not between'       train --pos rpe --rpe-clip -1 abc.txt
 fails 2 't5-max 4 .*t5-buckets 32'            train --pos t5 --t5-max 4 abc.txt
@@ -319,6 +331,35 @@ table "by-position to add up to the whole" a '
     parts { n[$1] += $4; sum[$1] += $4 * $5 }
     END { for (c in n) if (n[c] != 1079 || (sum[c] / n[c] - whole[c]) ^ 2 > 1e-10) exit 1
           exit !n[8] || !n[32] }'
+
+# Windows that overlap, against a loop over texts of 10 bytes: the last S targets of every S-th one,
+# and all of the first; the last is shorter. And the whole by position.
+head -c 28 abc.txt >text
+for S in 1 5; do
+    : >losses
+    for at in $(awk "BEGIN { for (i = 0; i + 9 - $S < 27; i += $S) print i }"); do
+        tail -c +$((at + 1)) text | head -c 10 >piece
+        run m.bin --eval piece --by-position --ctx 9
+        awk "\$2 >= 9 - $S || (NR > 1 && $at == 0)" out >>losses
+    done
+    run m.bin --eval text --ctx 9 --stride $S; tail -n 1 out >>losses
+    run m.bin --eval text --ctx 9 --stride $S --by-position; sed 1d out >>losses
+    table "--stride $S: every byte but the first once, the loss of a loop over windows" losses '
+        NF == 5 && $2 == 27 { whole = $3; got = 1; next }
+        { n[got + 0] += $4; sum += $4 * $5 * !got; at[$2] = 1
+          k = got + 0 " " $2; part_n[k] += $4; part[k] += $4 * $5 }
+        END { bad = n[0] != 27 || n[1] != 27 || (sum / 27 - whole) ^ 2 > 1e-11
+              for (p in at) bad += part_n["0 " p] != part_n["1 " p] ||
+                                   (part["0 " p] - part["1 " p]) ^ 2 > 1e-9
+              exit bad }'
+done
+run m.bin --eval abc.txt --ctx 8,32; mv out a
+run m.bin --eval abc.txt --ctx 8,32 --stride 8; mv out b
+ok "--stride 8 to be no overlap at context 8, and another loss at 32" \
+    eval '[ "$(sed -n 2p a)" = "$(sed -n 2p b)" ] && [ "$(sed -n 3p a)" != "$(sed -n 3p b)" ]'
+run m.bin --eval abc.txt --ctx 32,16 --stride 32
+ok "--stride 32 to be refused at context 16" eval '[ $rc -eq 2 ] && grep -q "32 exceeds .* 16" err'
+
 fails 1 'one: nothing to score'               run m.bin --eval one
 fails 1 'no.txt: No such file'                run m.bin --eval no.txt
 works '' train --steps 3 --val other.txt --log l.tsv --out e.bin abc.txt
@@ -330,6 +371,84 @@ for f in crlf cr bom; do
 done
 fails 1 'u16.txt: .*UTF-16'                   run m.bin --eval u16.txt
 
+# ---- Options of the encoding at inference, RoPE's scalings ---------------------------------------
+
+fails 2 '--t5-max is not .* encoding rope'    run m.bin --t5-max 5
+fails 2 'rope-dims 10 .* 8 '                  run m.bin --rope-dims 10
+fails 2 '--rope-scaling: "x" is not one of'   run m.bin --rope-scaling x
+fails 2 '--rope-factor: 0.5 is not between'   run m.bin --rope-factor 0.5
+run m.bin --eval abc.txt --ctx 16,32,64; mv out plain
+for s in linear ntk dynamic yarn llama3; do
+    run m.bin --eval abc.txt --ctx 16,32,64 --rope-scaling $s; mv out a
+    run m.bin --eval abc.txt --ctx 16,32,64 --rope-scaling $s --rope-factor 2; mv out b
+    case $s in    # the one that finds its factor: 2 at context 64, within 32 none
+        dynamic) sed '$d' plain >c; sed '$d' a >d; same c d "$s: nothing up to the trained length"
+                 same a b "$s to ignore the factor" ;;
+        *) same plain a "$s by 1 to change nothing" ;;
+    esac
+    ok "$s by 2 to change the loss at 64" \
+        eval '[ $(wc -l <b) -eq 4 ] && [ "$(tail -n 1 plain)" != "$(tail -n 1 b)" ]'
+    works '^abc'                              run m.bin --rope-scaling $s --ctx 64 -p abc -n 50
+done
+run m.bin --eval abc.txt --ctx 64 --rope-scaling ntk --rope-factor 2; tail -n 1 out >b
+run m.bin --eval abc.txt --ctx 128,64 --rope-scaling dynamic; tail -n 1 out >c
+same b c "dynamic at twice the length to be ntk by 2, whatever context came before"
+run m.bin --eval abc.txt --ctx 64 --rope-scaling yarn --rope-factor 2; mv out a
+# rope-length, the fifth option in the file: what was trained before the first scaling
+trained_before() { od -An -tf8 -j216 -N8 "$1" | tr -d ' '; }
+works '' train --init m.bin --ctx 64 --rope-scaling yarn --rope-factor 2 --steps 0 --out y.bin \
+    abc.txt
+ok "y.bin to remember the 32 of m.bin" [ "$(trained_before y.bin)" = 32 ]
+run y.bin --eval abc.txt;                     same a out "the loss of m.bin with the same options"
+works '' train --init y.bin --ctx 128 --rope-factor 4 --steps 2 --out z.bin abc.txt
+ok "z.bin still to remember the 32" [ "$(trained_before z.bin)" = 32 ]
+works '' train --init m.bin --ctx 64 --steps 1 --out z.bin abc.txt
+ok "64 without scaling" [ "$(trained_before z.bin)" = 64 ]
+works '' train --rope-scaling yarn --rope-length 8 --rope-factor 2 --steps 2 --out z.bin abc.txt
+ok "8 when that was asked for" [ "$(trained_before z.bin)" = 8 ]
+
+# ---- Inspection ----------------------------------------------------------------------------------
+
+for e in $encodings; do
+    run $e.bin --inspect abc.txt; mv out i.tsv
+    ok "exit 0 and the title" [ "$rc $(head -1 i.tsv)" = \
+        "$(printf '0 what\tlayer\thead\trow\tcolumn\tvalue')" ]
+    # 1080 tokens are 67 windows of 16 and one of 8. The mean weight at a distance times the queries
+    # that have it in view, over all distances, is 1 for each query.
+    table "$e: six fields, weights of a query that add up to 1, entropies within bounds" i.tsv '
+        NF != 6 { bad++ }
+        $1 == "weight" { q = 67 * (16 - $4) + ($4 < 8 ? 8 - $4 : 0); sum[$2 " " $3] += $6 * q; w++ }
+        $1 == "entropy" { bad += ($4 == 0 && $6 != 0) || $6 < 0 || $6 > log($4 + 1) + 1e-5; n++ }
+        END { for (k in sum) bad += sum[k] < 1079.99 || sum[k] > 1080.01
+              exit bad || w != 32 || n != 32 }'
+    case $e in
+        sinusoidal|learned) want=embed,similarity ;; rpe) want=relative ;; t5|alibi) want=bias ;;
+        rope) want=angle,turned,wavelength ;; *) want= ;;
+    esac
+    ok "$e: parts $want" [ "$want" = "$(sed 1d i.tsv | cut -f 1 | sort -u |
+        grep -v -e weight -e entropy | tr '\n' , | sed 's/,$//')" ]
+done
+run sinusoidal.bin --inspect empty; mv out i.tsv
+table "16 positions and their similarity, 1 with themselves, the same at equal distances" i.tsv '
+    $1 == "embed" { n++ }
+    $1 == "similarity" { s++; d = $4 - $5; bad += d == 0 && $6 != 1
+                         if (d in at) bad += (at[d] - $6) ^ 2 > 1e-10; at[d] = $6 }
+    END { exit bad || n != 256 || s != 256 || NR != 513 }'
+run m.bin --inspect /dev/null --rope-scaling linear --rope-factor 4 --ctx 4; mv out i.tsv
+table "pair 0 to turn in 4 times 2 pi tokens, its angle to be a fourth of the position" i.tsv '
+    $1 == "wavelength" && $4 == 0 { bad += ($6 - 25.1327) ^ 2 > 1e-6 }
+    $1 == "angle" && $5 == 0 { n++; bad += ($6 - $4 / 4) ^ 2 > 1e-10 }
+    $1 == "turned" { bad += $6 != 1 }
+    END { exit bad || n != 4 || NR != 1 + 4 + 16 + 1 }'
+run alibi.bin --inspect /dev/null --ctx 40; mv out i.tsv
+table "slopes 1/16 and 1/256 up to the context" i.tsv '
+    $1 == "bias" { n++; bad += ($6 + $4 / ($3 ? 256 : 16)) ^ 2 > 1e-10 }
+    END { exit bad || n != 80 }'
+works '' run m.bin --inspect /dev/null --ctx 1
+fails 1 'learned .* 16 '                      run learned.bin --inspect abc.txt --ctx 17
+fails 1 'no.txt: No such file'                run m.bin --inspect no.txt
+fails 2 '--ctx takes one number'              run m.bin --inspect abc.txt --ctx 8,9
+
 # ---- Stopping and resuming -----------------------------------------------------------------------
 
 works 'go on with --resume half.bin'          loud --steps 10 --stop-after 5 --out half.bin abc.txt
@@ -339,6 +458,7 @@ fails 2 '--steps 20 .*10 '                    resume half.bin --steps 20 abc.txt
 fails 2 '--dim 32 .*16 '                      resume half.bin --dim 32 abc.txt
 fails 2 '--seed '                             resume half.bin --seed 2 abc.txt
 fails 2 '--rope-base 5 .*10000 '              resume half.bin --rope-base 5 abc.txt
+fails 2 '--rope-scaling yarn .* none '        resume half.bin --rope-scaling yarn abc.txt
 fails 2 '--t5-max is not'                     resume half.bin --t5-max 5 abc.txt
 fails 1 'bytes.tok'                          resume half.bin --tokenizer bytes.tok abc.txt
 fails 1 'other.txt: not the text'             resume half.bin other.txt
@@ -437,7 +557,7 @@ table "a first loss within 5 % of ln 256" l.tsv 'NR == 2 { exit $3 < 5.27 || $3 
 
 closed() { ran="$* >&-"; : >out; $limit "$bin/run" -q "$@" >&- 2>err; rc=$?; }
 full() { ran="$* >/dev/full"; : >out; $limit "$bin/run" -q "$@" >/dev/full 2>err; rc=$?; }
-for more in '-p abc' '-p abc --encode' '--eval abc.txt'; do
+for more in '-p abc' '-p abc --encode' '--eval abc.txt' '--inspect abc.txt'; do
     fails 1 'standard output: ' closed m.bin $more
     [ ! -c /dev/full ] || fails 1 'standard output: ' full m.bin $more
 done

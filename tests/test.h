@@ -67,16 +67,30 @@ __attribute__((unused)) static int *random_tokens(int n, int V, uint64_t stream)
     return t;
 }
 
-/* A small model of one encoding; `variant` 1 switches its second option on where that is a switch
-   (rpe-values). */
+/* How many variants of a small model an encoding has: one for each word that an option knows
+   (rope-scaling), else two. */
+__attribute__((unused)) static int variants(const PosEnc *e)
+{
+    int n = 2;
+    for (const PosOption *o = e->options; o < e->options + POS_OPTIONS && o->name; o++)
+        if (o->words) n = (int)o->max + 1;
+    return n;
+}
+
+/* A small model of one encoding; variant 0 has its defaults, the others switch on what is a switch
+   (rpe-values), and take that word where an option is one of several, with a factor of 4. */
 __attribute__((unused))
 static void small_model(Model *m, const PosEnc *e, int variant, int seq_len, int max_len)
 {
     Config c = { .dim = 24, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .hidden_dim = 40,
-                 .vocab_size = 37, .seq_len = seq_len, .start_token = -1, .untied = variant,
+                 .vocab_size = 37, .seq_len = seq_len, .start_token = -1, .untied = variant > 0,
                  .pos = e };
     config_defaults(&c);
-    if (variant && e->options[1].name && e->options[1].max == 1) c.pos_opt[1] = 1;
+    for (int i = 0; i < POS_OPTIONS && e->options[i].name; i++) {
+        const PosOption *o = &e->options[i];
+        if (o->words || (variant && o->max == 1)) c.pos_opt[i] = variant;
+        if (!strcmp(o->name, "rope-factor")) c.pos_opt[i] = 4;
+    }
     const char *wrong = config_check(&c);
     if (wrong) die(1, "%s", wrong);
     model_create(m, &c, max_len);

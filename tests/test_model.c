@@ -19,7 +19,7 @@ static void test_gradients(void)
 {
     int *x = random_tokens(B * T, V, 1), *y = random_tokens(B * T, V, 2);
     for (const PosEnc *e = posencs; e->name; e++)
-        for (int variant = 0; variant < 2; variant++) {
+        for (int variant = 0; variant < variants(e); variant++) {
             Model m;
             small_model(&m, e, variant, T, T);
             stir(&m);
@@ -62,7 +62,7 @@ static void test_gradients(void)
 static void test_cache(void)
 {
     for (const PosEnc *e = posencs; e->name; e++)
-        for (int variant = 0; variant < 4; variant++)
+        for (int variant = 0; variant < 2 * variants(e); variant++)
             for (int chunk = 1; chunk <= 60; chunk += chunk == 1 ? 6 : 53) {
                 Model m;
                 Cache kv;
@@ -71,9 +71,9 @@ static void test_cache(void)
                 float *want = xmalloc((size_t)len * V * 4);
                 double worst = 0, largest = 0;
                 context = e->name;
-                small_model(&m, e, variant & 1, 64, len);
+                small_model(&m, e, variant / 2, 64, len);
                 stir(&m);
-                if (variant & 2) model_quantize(&m);
+                if (variant & 1) model_quantize(&m);
                 model_logits(&m, want, x, NULL, 1, len);
                 cache_create(&kv, &m, len);
                 for (int t = 0; t < len; t += chunk) {
@@ -91,6 +91,52 @@ static void test_cache(void)
                 cache_free(&kv), model_free(&m);
             }
     context = "";
+}
+
+/* Weights for inspection times values are what the fast attention puts out, in every layer. */
+static void test_attention_weights(void)
+{
+    int *x = random_tokens(T, V, 3);
+    for (const PosEnc *e = posencs; e->name; e++)
+        for (int variant = 0; variant < variants(e); variant++) {
+            Model m;
+            context = e->name;
+            small_model(&m, e, variant, T, T);
+            stir(&m);
+            const Config *c = &m.config;
+            const int H = c->n_heads, D = c->dim / H, kv_dim = D * c->n_kv_heads;
+            float *A = xmalloc((size_t)(H * T * T) * 4);
+            for (int layer = 0; layer < c->n_layers; layer++) {
+                model_attention(&m, A, layer, x, T);
+                const float *v = m.acts->qkv + (size_t)layer * m.acts->qkv_layer + c->dim + kv_dim;
+                const float *att = m.acts->att + (size_t)layer * m.acts->x_layer;
+                double worst = 0, largest = 0, worst_sum = 0;
+                for (int i = 0; i < T; i++)
+                    for (int d = 0; d < c->dim; d++) {
+                        const float *a = A + (d / D * T + i) * T;
+                        double o = 0, sum = 0;
+                        for (int j = 0; j < T; j++) {
+                            if (j > i) CHECK(a[j] == 0);
+                            const int n = i - j < m.pos.clip ? i - j : m.pos.clip;
+                            double value = (double)v[j * (c->dim + 2 * kv_dim)
+                                                     + d / D / (H / c->n_kv_heads) * D + d % D];
+                            if (m.pos.rel_v && j <= i) value += (double)m.pos.rel_v[n * D + d % D];
+                            o += (double)a[j] * value;
+                            sum += (double)a[j];
+                        }
+                        worst = worse(worst, att[i * c->dim + d], o);
+                        worst_sum = worse(worst_sum, sum, 1);
+                        largest = fmax(largest, fabs(o));
+                    }
+                CHECK(largest > 0.1);
+                CHECK_CLOSE(worst, 0, 1e-5 * largest);
+                CHECK_CLOSE(worst_sum, 0, 1e-6);
+            }
+            free(A);
+            model_free(&m);
+        }
+    context = "";
+    free(x);
 }
 
 /* Three training steps, all encodings: the same bits with 1, 2, 3 and 4 threads, and with
@@ -287,6 +333,7 @@ int main(int argc, char **argv)
     threads_set(1);    // the rest is too small for more
     RUN(test_gradients);
     RUN(test_cache);
+    RUN(test_attention_weights);
     RUN(test_pieces);
     RUN(test_lengths);
     RUN(test_overfit);

@@ -149,6 +149,95 @@ static void test_rope(void)
     CHECK(config_check(&c) != NULL);    // a head of one dimension has no pair
 }
 
+/* Tables of rope for `len` positions after training at L. */
+static void scaled_tables(PosTables *t, int dims, double base, int L, const char *scaling,
+                          double factor, double high, int len)
+{
+    Config c;
+    configure(&c, "rope", dims, 1, L);
+    const int which = pos_option(c.pos, "rope-scaling");
+    while (strcmp(c.pos->options[which].words[(int)c.pos_opt[which]], scaling))
+        c.pos_opt[which]++;
+    c.pos_opt[pos_option(c.pos, "rope-base")] = base;
+    c.pos_opt[pos_option(c.pos, "rope-factor")] = factor;
+    c.pos_opt[pos_option(c.pos, "rope-high")] = high;
+    CHECK(!config_check(&c));
+    tables_create(t, &c, NULL, len);
+}
+
+/* Angles of some pairs at position 1; `want` is an angle, or with `divisor` by how much it is
+   slower. */
+static void test_rope_scaling(void)
+{
+    static const struct {
+        const char *scaling;
+        int dims, L, len;
+        double base, factor, high;
+        int divisor, pair;
+        double want;
+    } golden[] = {
+        { "linear", 8, 8, 32, 1e4, 4, 4, 0, 0, .25 },
+        { "linear", 8, 8, 32, 1e4, 4, 4, 0, 3, .00025 },
+        { "ntk", 8, 8, 32, 1e4, 4, 4, 0, 0, 1 },
+        { "ntk", 8, 8, 32, 1e4, 4, 4, 0, 1, .0629961 },
+        { "ntk", 8, 8, 32, 1e4, 4, 4, 0, 2, .0039685 },
+        { "ntk", 8, 8, 32, 1e4, 4, 4, 0, 3, .00025 },
+        { "dynamic", 64, 256, 256, 1e4, 9, 4, 1, 31, 1 },
+        { "dynamic", 64, 256, 512, 1e4, 9, 4, 1, 31, 2 },
+        { "dynamic", 64, 256, 1024, 1e4, 9, 4, 1, 31, 4 },
+        { "yarn", 8, 2048, 2, 1e4, 4, 32, 0, 0, 1 },
+        { "yarn", 8, 2048, 2, 1e4, 4, 32, 0, 1, .1 },
+        { "yarn", 8, 2048, 2, 1e4, 4, 32, 0, 2, .00304665 },
+        { "yarn", 8, 2048, 2, 1e4, 4, 32, 0, 3, .00025 },
+        { "llama3", 128, 8192, 2, 5e5, 8, 4, 1, 28, 1 },
+        { "llama3", 128, 8192, 2, 5e5, 8, 4, 1, 29, 1.2075 },
+        { "llama3", 128, 8192, 2, 5e5, 8, 4, 1, 31, 2.0263 },
+        { "llama3", 128, 8192, 2, 5e5, 8, 4, 1, 33, 3.6843 },
+        { "llama3", 128, 8192, 2, 5e5, 8, 4, 1, 35, 8 },
+        { "llama3", 32, 128, 2, 1e4, 4, 4, 1, 2, 1 },
+        { "llama3", 32, 128, 2, 1e4, 4, 4, 1, 3, 1.104 },
+        { "llama3", 32, 128, 2, 1e4, 4, 4, 1, 4, 1.963 },
+        { "llama3", 32, 128, 2, 1e4, 4, 4, 1, 5, 3.492 },
+        { "llama3", 32, 128, 2, 1e4, 4, 4, 1, 6, 4 } };
+    static const struct { double factor, m; } magnitude[] = {
+        { 1, 1 }, { 2, 1.069315 }, { 4, 1.138629 }, { 8, 1.207944 }, { 16, 1.277259 } };
+    // the base that ntk and dynamic arrive at
+    static const struct { const char *scaling; int dims, len; double factor, base; } bases[] = {
+        { "ntk", 8, 2, 4, 63496.04 }, { "ntk", 32, 2, 4, 43873.00 }, { "ntk", 64, 2, 4, 41829.37 },
+        { "ntk", 128, 2, 4, 40889.94 }, { "ntk", 128, 2, 16, 167198.74 },
+        { "dynamic", 64, 512, 1, 20452.23 }, { "dynamic", 64, 1024, 1, 41829.37 },
+        { "dynamic", 64, 255, 1, 1e4 } };
+    PosTables t;
+    for (size_t k = 0; k < sizeof golden / sizeof *golden; k++) {
+        const int half = golden[k].dims / 2, i = golden[k].pair;
+        scaled_tables(&t, golden[k].dims, golden[k].base, golden[k].L, golden[k].scaling,
+                      golden[k].factor, golden[k].high, golden[k].len);
+        const double w = atan2((double)t.sin[half + i], (double)t.cos[half + i]);
+        const double plain = pow(golden[k].base, -2.0 * i / golden[k].dims);
+        context = golden[k].scaling;
+        CHECK_CLOSE((golden[k].divisor ? plain / w : w) / golden[k].want, 1, 4e-4);
+        free(t.owned[0]), free(t.owned[1]);
+    }
+    for (size_t k = 0; k < sizeof bases / sizeof *bases; k++) {
+        const int half = bases[k].dims / 2;
+        scaled_tables(&t, bases[k].dims, 1e4, 256, bases[k].scaling, bases[k].factor, 4,
+                      bases[k].len);
+        context = bases[k].scaling;
+        for (int i = 0; i < half; i++) {
+            const double w = atan2((double)t.sin[half + i], (double)t.cos[half + i]);
+            CHECK_CLOSE(w / pow(bases[k].base, -2.0 * i / bases[k].dims), 1, 1e-6);
+        }
+        free(t.owned[0]), free(t.owned[1]);
+    }
+    for (size_t k = 0; k < sizeof magnitude / sizeof *magnitude; k++) {
+        scaled_tables(&t, 8, 1e4, 64, "yarn", magnitude[k].factor, 4, 8);
+        for (int i = 0; i < 8 * 4; i++)
+            CHECK_CLOSE(hypot((double)t.cos[i], (double)t.sin[i]), magnitude[k].m, 1e-6);
+        free(t.owned[0]), free(t.owned[1]);
+    }
+    context = "";
+}
+
 static void test_rpe(void)
 {
     Config c;
@@ -180,7 +269,7 @@ static void test_reduces_to_none(void)
     float *want = xmalloc(B * T * V * 4), *got = xmalloc(B * T * V * 4);
     float *with = xmalloc(B * T * V * 4);
     for (const PosEnc *e = posencs; e->name; e++)
-        for (int variant = 0; variant < 2; variant++) {
+        for (int variant = 0; variant < variants(e); variant++) {
             Model none, m;
             context = e->name;
             small_model(&none, posenc_find("none"), variant, T, T);
@@ -217,7 +306,7 @@ static void test_shift(void)
     int *tokens = random_tokens(B * T, V, 1), *positions = xmalloc(B * T * sizeof(int));
     float *want = xmalloc(B * T * V * 4), *got = xmalloc(B * T * V * 4);
     for (const PosEnc *e = posencs; e->name; e++)
-        for (int variant = 0; variant < 2; variant++) {
+        for (int variant = 0; variant < variants(e); variant++) {
             Model m;
             context = e->name;
             small_model(&m, e, variant, T + 37, T + 37);
@@ -237,6 +326,63 @@ static void test_shift(void)
         }
     context = "";
     free(tokens), free(positions), free(want), free(got);
+}
+
+/* Every scaling by 1 is none, bit for bit; and tables built anew are those of a model that was made
+   with these options. */
+static void test_scaling_by_one(void)
+{
+    int *tokens = random_tokens(B * T, V, 1);
+    float *want = xmalloc(B * T * V * 4), *got = xmalloc(B * T * V * 4);
+    const PosEnc *rope = posenc_find("rope");
+    const int scaling = pos_option(rope, "rope-scaling"), factor = pos_option(rope, "rope-factor");
+    for (int k = 0; k < variants(rope); k++) {
+        Model m, made;
+        context = rope->options[scaling].words[k];
+        small_model(&m, rope, 0, T, T);
+        logits_of(&m, want, tokens, NULL);
+        const size_t floats = (size_t)m.pos.len * (size_t)(m.pos.rotary / 2);
+        float *cosine = m.pos.cos, *sine = m.pos.sin;
+        m.pos.owned[0] = m.pos.owned[1] = NULL;    // kept here
+        m.config.pos_opt[scaling] = k, m.config.pos_opt[factor] = 1;
+        CHECK(!config_check(&m.config));
+        model_tables(&m, T);
+        CHECK(!memcmp(cosine, m.pos.cos, floats * 4) && !memcmp(sine, m.pos.sin, floats * 4));
+        logits_of(&m, got, tokens, NULL);
+        CHECK(!memcmp(want, got, B * T * V * 4));
+        m.config.pos_opt[factor] = 4;
+        model_tables(&m, 2 * T);
+        small_model(&made, rope, k, T, 2 * T);
+        CHECK(m.pos.len == 2 * T);
+        CHECK(!memcmp(made.pos.cos, m.pos.cos, 2 * floats * 4));
+        CHECK(!k == !memcmp(cosine, m.pos.cos, floats * 4));
+        free(cosine), free(sine);
+        model_free(&m), model_free(&made);
+    }
+    context = "";
+    free(tokens), free(want), free(got);
+}
+
+/* What the table says of an option: that it has a word for every value, and whether the number of
+   parameters depends on it. */
+static void test_options(void)
+{
+    for (const PosEnc *e = posencs; e->name; e++)
+        for (int i = 0; i < POS_OPTIONS && e->options[i].name; i++) {
+            const PosOption *o = &e->options[i];
+            Config c;
+            int words = 0;
+            context = o->name;
+            configure(&c, e->name, 64, 2, 128);
+            const size_t before = config_params(&c);
+            c.pos_opt[i] = o->value == 0 ? fmin(20, o->max) : 2 * o->value;
+            CHECK(!config_check(&c));
+            CHECK((config_params(&c) != before) == o->shape);
+            while (o->words && o->words[words]) words++;
+            CHECK(!o->words || words == (int)o->max + 1);
+            CHECK(!o->words || !strcmp(pos_option_text(o, words - 1), o->words[words - 1]));
+        }
+    context = "";
 }
 
 /* -m (i - j) and +m j differ by a constant of the row, which softmax ignores: ALiBi may be written
@@ -278,8 +424,11 @@ int main(int argc, char **argv)
     RUN(test_t5);
     RUN(test_rpe);
     RUN(test_rope);
+    RUN(test_rope_scaling);
+    RUN(test_options);
     RUN(test_reduces_to_none);
     RUN(test_shift);
+    RUN(test_scaling_by_one);
     RUN(test_alibi_key_form);
     return report();
 }
