@@ -102,12 +102,13 @@ static double mean(const float *loss, size_t n, size_t *count, size_t ctx, size_
 
 static void evaluate(Model *m, const int *contexts, int n_contexts)
 {
-    size_t size, n, count, bytes = 0, converted;
+    size_t size, n, unknown, count, bytes = 0, converted;
     char *text = text_read(eval_file, &size, &converted);
     if (converted && !quiet)
         fprintf(stderr, "run: %s: %zu carriage returns were read as newlines\n", eval_file,
                 converted);
-    int *ids = tokenizer_encode(&m->tokenizer, text, size, &n);
+    int *ids = tokenizer_encode(&m->tokenizer, text, size, &n, &unknown);
+    free(text);
     if (n < 2)
         die(1, "%s: nothing to score: %zu tokens, and the first has no context", eval_file, n);
     for (size_t i = 1; i < n; i++) {
@@ -115,7 +116,6 @@ static void evaluate(Model *m, const int *contexts, int n_contexts)
         tokenizer_decode(&m->tokenizer, ids[i], 0, &length);
         bytes += (size_t)length;
     }
-    const size_t unknown = tokenizer_unknown(&m->tokenizer, ids, n);
     if (unknown)
         fprintf(stderr, "run: %zu characters of the text are not in the vocabulary\n", unknown);
     n--;    // targets from here on
@@ -140,7 +140,7 @@ static void evaluate(Model *m, const int *contexts, int n_contexts)
         }
         output_check();
     }
-    free(text), free(ids), free(loss);
+    free(ids), free(loss);
 }
 
 /* ---- Generation ------------------------------------------------------------------------------ */
@@ -270,15 +270,15 @@ int main(int argc, char **argv)
         return 0;
     }
 
-    size_t size = 0, n, converted;
+    size_t size = 0, n, unknown, converted;
     char *file = prompt_file ? text_read(prompt_file, &size, &converted) : NULL;
     if (size && file[size - 1] == '\n') size--;    // editors put it there
     const char *text = file ? file : prompt ? prompt : "";
     if (!file) size = strlen(text);
     // The model sees: its start token if it has one, then the prompt. With neither, a newline: the
     // beginning of a line.
-    int *body = tokenizer_encode(&m.tokenizer, size ? text : "\n", size ? size : 1, &n);
-    const size_t unknown = tokenizer_unknown(&m.tokenizer, body, n);
+    int *body = tokenizer_encode(&m.tokenizer, size ? text : "\n", size ? size : 1, &n,
+                                 &unknown);
     if (unknown)
         fprintf(stderr, "run: %zu characters of the prompt are not in the vocabulary\n", unknown);
     const int start = c->start_token >= 0, implied = start || !size;

@@ -182,15 +182,14 @@ static char *read_texts(char **paths, int n, size_t *size)    // all as one text
 
 static Tokens encode(const Tokenizer *t, char *text, size_t bytes)    // frees the text
 {
-    Tokens tokens;
-    int *ids = tokenizer_encode(t, text, bytes, &tokens.n);
+    Encoder e;
+    Tokens tokens = { xrealloc(NULL, (bytes + 1) * sizeof *tokens.token), 0 };
+    encoder_begin(&e, t, text, bytes);
+    for (int id; (id = encoder_next(&e)) >= 0;) tokens.token[tokens.n++] = (uint16_t)id;
     free(text);
-    const size_t unknown = tokenizer_unknown(t, ids, tokens.n);
-    if (unknown)
-        fprintf(stderr, "train: %zu characters of the text are not in the vocabulary\n", unknown);
-    tokens.token = xmalloc(tokens.n * sizeof *tokens.token);
-    for (size_t i = 0; i < tokens.n; i++) tokens.token[i] = (uint16_t)ids[i];
-    free(ids);
+    if (e.unknown)
+        fprintf(stderr, "train: %zu characters of the text are not in the vocabulary\n", e.unknown);
+    tokens.token = xrealloc(tokens.token, tokens.n * sizeof *tokens.token);
     return tokens;
 }
 
@@ -249,7 +248,7 @@ static void print_sample(Model *m, int64_t step)
 {
     Cache kv;
     size_t n;
-    int *newline = tokenizer_encode(&m->tokenizer, "\n", 1, &n), length;
+    int *newline = tokenizer_encode(&m->tokenizer, "\n", 1, &n, NULL), length;
     cache_create(&kv, m, ctx);
     fprintf(stderr, "--- sample at step %lld ---\n", (long long)step);
     // what ./run begins with when it has no prompt
