@@ -305,9 +305,10 @@ uint64_t checksum(const void *data, size_t bytes);
 
 /* The whole of a file, or of standard input for "-", NUL-terminated; the caller frees it. */
 char *file_read(const char *path, size_t *size);
-/* The same for a text: a UTF-8 byte-order mark is dropped, \r\n and \r become \n, *converted
-   times. UTF-16 is refused. */
-char *text_read(const char *path, size_t *size, size_t *converted);
+typedef struct { char *data; size_t n, room; } Text;    // n bytes and a NUL; {0} is empty
+/* Appends the same as a text: a UTF-8 byte-order mark is dropped, \r\n and \r become \n. Returns
+   how often they did. UTF-16 is refused. */
+size_t text_append(Text *text, const char *path);
 /* Exits now rather than after the work if path cannot be written, or is something else than a
    regular file (tries with a temporary file beside it). */
 void file_check_writable(const char *path);
@@ -2691,45 +2692,56 @@ uint64_t checksum(const void *data, size_t bytes)
     return sum;
 }
 
-char *file_read(const char *path, size_t *size)
+/* A file whose size is known gets no more room than that: the text may be most of the memory. */
+static void file_append(Text *text, const char *path)
 {
     struct stat info;
     const int standard = !strcmp(path, "-"), fd = standard ? STDIN_FILENO : open(path, O_RDONLY);
     if (fd < 0 || fstat(fd, &info)) die(1, "%s: %s", path, strerror(errno));
     if (S_ISDIR(info.st_mode)) die(1, "%s: is a directory, expected a file", path);
-    size_t room = 0;
-    const size_t guess = S_ISREG(info.st_mode) ? (size_t)info.st_size / 2 + 1 : 1 << 16;
-    char *data = grow(NULL, &room, guess, 1);
-    *size = 0;
+    const size_t guess = text->n + 2 + (S_ISREG(info.st_mode) ? (size_t)info.st_size : 1 << 16);
+    if (guess > text->room) text->data = xrealloc(text->data, text->room = guess);
     for (;;) {
-        const ssize_t n = read(fd, data + *size, min_size(room - *size - 1, 1 << 30));
+        const ssize_t n = read(fd, text->data + text->n,
+                               min_size(text->room - text->n - 1, 1 << 30));
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) die(1, "%s: %s", path, strerror(errno));
         if (!n) break;
-        *size += (size_t)n;
-        if (*size + 1 == room) data = grow(data, &room, room + 1, 1);
+        text->n += (size_t)n;
+        if (text->n + 1 == text->room)
+            text->data = grow(text->data, &text->room, text->room + 1, 1);
     }
     if (!standard) close(fd);
-    data[*size] = 0;
-    return data;
+    text->data[text->n] = 0;
 }
 
-char *text_read(const char *path, size_t *size, size_t *converted)
+char *file_read(const char *path, size_t *size)
 {
-    size_t n;
-    char *data = file_read(path, &n);
+    Text text = {0};
+    file_append(&text, path);
+    *size = text.n;
+    return text.data;
+}
+
+size_t text_append(Text *text, const char *path)
+{
+    const size_t start = text->n;
+    file_append(text, path);
+    char *data = text->data + start;
     const uint8_t *b = (const uint8_t *)data;
+    const size_t n = text->n - start;
+    size_t kept = 0, converted = 0;
     if (n >= 2 && ((b[0] == 0xFF && b[1] == 0xFE) || (b[0] == 0xFE && b[1] == 0xFF)))
         die(1, "%s: the text is UTF-16; save it as UTF-8", path);
-    *size = *converted = 0;
     for (size_t i = n >= 3 && !memcmp(b, "\xEF\xBB\xBF", 3) ? 3 : 0; i < n; i++) {
         const int end = data[i] == '\r';
         if (end && i + 1 < n && data[i + 1] == '\n') i++;
-        data[(*size)++] = end ? '\n' : data[i];
-        *converted += (size_t)end;
+        data[kept++] = end ? '\n' : data[i];
+        converted += (size_t)end;
     }
-    data[*size] = 0;
-    return data;
+    data[kept] = 0;
+    text->n = start + kept;
+    return converted;
 }
 
 /* Beside path: a rename must not cross file systems. */

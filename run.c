@@ -102,13 +102,14 @@ static double mean(const float *loss, size_t n, size_t *count, size_t ctx, size_
 
 static void evaluate(Model *m, const int *contexts, int n_contexts)
 {
-    size_t size, n, unknown, count, bytes = 0, converted;
-    char *text = text_read(eval_file, &size, &converted);
+    Text text = {0};
+    size_t n, unknown, count, bytes = 0;
+    const size_t converted = text_append(&text, eval_file);
     if (converted && !quiet)
         fprintf(stderr, "run: %s: %zu carriage returns were read as newlines\n", eval_file,
                 converted);
-    int *ids = tokenizer_encode(&m->tokenizer, text, size, &n, &unknown);
-    free(text);
+    int *ids = tokenizer_encode(&m->tokenizer, text.data, text.n, &n, &unknown);
+    free(text.data);
     if (n < 2)
         die(1, "%s: nothing to score: %zu tokens, and the first has no context", eval_file, n);
     for (size_t i = 1; i < n; i++) {
@@ -270,11 +271,11 @@ int main(int argc, char **argv)
         return 0;
     }
 
-    size_t size = 0, n, unknown, converted;
-    char *file = prompt_file ? text_read(prompt_file, &size, &converted) : NULL;
-    if (size && file[size - 1] == '\n') size--;    // editors put it there
-    const char *text = file ? file : prompt ? prompt : "";
-    if (!file) size = strlen(text);
+    Text file = {0};
+    if (prompt_file) text_append(&file, prompt_file);
+    if (file.n && file.data[file.n - 1] == '\n') file.n--;    // editors put it there
+    const char *text = prompt_file ? file.data : prompt ? prompt : "";
+    size_t size = prompt_file ? file.n : strlen(text), n, unknown;
     // The model sees: its start token if it has one, then the prompt. With neither, a newline: the
     // beginning of a line.
     int *body = tokenizer_encode(&m.tokenizer, size ? text : "\n", size ? size : 1, &n,
@@ -297,7 +298,7 @@ int main(int argc, char **argv)
     } else {
         generate(&m, ids, in_prompt, implied, contexts[0]);
     }
-    free(body), free(ids), free(file);
+    free(body), free(ids), free(file.data);
     model_free(&m);
     return 0;
 }

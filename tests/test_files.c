@@ -189,6 +189,21 @@ static void test_tokenizer_without_bytes(void)
     free(ids), tokenizer_free(&t);
 }
 
+/* Every file is converted by itself: a \r at an end and a \n at a beginning are two newlines. */
+static void test_texts(void)
+{
+    static const struct { const char *file; size_t converted; } part[] = {
+        { "\xef\xbb\xbfone\r", 1 }, { "\ntwo\r\n\r", 2 }, { "", 0 }, { "\xef\xbb\xbf\n\xef", 0 } };
+    static const char want[] = "one\n\ntwo\n\n\n\xef";
+    Text text = {0};
+    for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
+        write_file(path_of("text"), part[i].file, strlen(part[i].file));
+        CHECK(text_append(&text, path_of("text")) == part[i].converted);
+    }
+    CHECK(text.n == strlen(want) && !strcmp(text.data, want));
+    free(text.data);
+}
+
 /* ---- model files ----------------------------------------------------------------------------- */
 
 static void test_round_trip(void)
@@ -404,6 +419,7 @@ int main(int argc, char **argv)
     if (!mkdtemp(folder)) die(1, "%s: %s", folder, strerror(errno));
     RUN(test_tokenizer);
     RUN(test_tokenizer_without_bytes);
+    RUN(test_texts);
     RUN(test_round_trip);
     RUN(test_damage);
     RUN(test_llama2c);
