@@ -268,12 +268,23 @@ int sample(const float *logits, int V, float temperature, int top_k, float top_p
 void tokenizer_bytes(Tokenizer *t);                     // every byte is a token
 void tokenizer_load(Tokenizer *t, const char *path);    // llama2.c's tokenizer.bin, checked
 void tokenizer_free(Tokenizer *t);
-/* Text of any bytes -> tokens, *count of them, which the caller frees. As llama2.c and
-   SentencePiece: a blank in front of a text that is not empty, merges by best score, leftmost first
-   (BPE, Sennrich et al. 2016); what is no piece becomes bytes. O(n log n). */
-int *tokenizer_encode(const Tokenizer *t, const char *text, size_t length, size_t *count);
-/* How many of n tokens are the unknown one; only a vocabulary without single bytes has any. */
-size_t tokenizer_unknown(const Tokenizer *t, const int *tokens, size_t n);
+/* Text of any bytes -> tokens, one after the other. As llama2.c and SentencePiece: a blank in front
+   of a text that is not empty, merges by best score, leftmost first (BPE, Sennrich et al. 2016);
+   what is no piece becomes bytes. O(n log n). The text must stay until the end. */
+typedef struct {
+    const Tokenizer *t;
+    const char *text; size_t left;  // what is not in a run yet, see encoder_run
+    size_t unknown;                 // unknown characters so far; with single bytes there are none
+    const char *run; char *front;   // the run; the first one's own memory, with the blank in front
+    struct Symbol *symbols; size_t n, room; long at;
+    struct Merge *heap; size_t n_heap, heap_room;
+} Encoder;
+void encoder_begin(Encoder *e, const Tokenizer *t, const char *text, size_t length);
+/* The next token, at most length + 1 in all; -1 at the end, where the memory of *e is freed. */
+int encoder_next(Encoder *e);
+/* All of them, *count, which the caller frees; *unknown is Encoder's, unless it is NULL. */
+int *tokenizer_encode(const Tokenizer *t, const char *text, size_t length, size_t *count,
+                      size_t *unknown);
 /* The text of one token, *length bytes, not terminated, valid as long as the tokenizer. `first`
    drops the blank that encode put in front; tokens 1 and 2, begin and end of text, are empty. */
 const char *tokenizer_decode(const Tokenizer *t, int token, int first, int *length);
@@ -304,9 +315,10 @@ uint64_t checksum(const void *data, size_t bytes);
 
 /* The whole of a file, or of standard input for "-", NUL-terminated; the caller frees it. */
 char *file_read(const char *path, size_t *size);
-/* The same for a text: a UTF-8 byte-order mark is dropped, \r\n and \r become \n, *converted
-   times. UTF-16 is refused. */
-char *text_read(const char *path, size_t *size, size_t *converted);
+typedef struct { char *data; size_t n, room; } Text;    // n bytes and a NUL; {0} is empty
+/* Appends the same as a text: a UTF-8 byte-order mark is dropped, \r\n and \r become \n. Returns
+   how often they did. UTF-16 is refused. */
+size_t text_append(Text *text, const char *path);
 /* Exits now rather than after the work if path cannot be written, or is something else than a
    regular file (tries with a temporary file beside it). */
 void file_check_writable(const char *path);
@@ -2478,7 +2490,7 @@ static uint64_t hash_piece(const char *s, size_t n)
     return mix(h ^ word);
 }
 
-static int piece_find(const Tokenizer *t, const char *s, size_t n)    // -1: no such piece
+static inline int piece_find(const Tokenizer *t, const char *s, size_t n)    // -1: no such one
 {
     for (size_t slot = hash_piece(s, n);; slot++) {
         const int id = t->slots[slot & (t->n_slots - 1)];
@@ -2562,22 +2574,24 @@ void tokenizer_free(Tokenizer *t)
     *t = (Tokenizer){0};
 }
 
-/* A run of text in which any two neighbours may belong to one piece; each symbol is a node of a
-   doubly linked list. */
-typedef struct { size_t start, length; long prev, next; int id; } Symbol;
-typedef struct { float score; int id; long left; size_t length; } Merge;
-typedef struct {
-    Symbol *symbols; size_t n, room;
-    Merge *heap; size_t n_heap, heap_room;
-} Merger;
+/* A character, then what was merged; a node of a doubly linked list. A byte of a character that is
+   no piece has the id ~token, and merges with nothing. */
+typedef struct Symbol { size_t start, length; long prev, next; int id; } Symbol;
+typedef struct Merge { float score; int id; long left; size_t length; } Merge;
+
+/* Big blocks of malloc are not in memory before they are written, unlike xmalloc's. */
+static void *xrealloc(void *p, size_t bytes)
+{
+    if (!(p = realloc(p, bytes + !bytes)))
+        die(1, "out of memory: %.1f MiB were asked for", (double)bytes / (1 << 20));
+    return p;
+}
 
 static void *grow(void *p, size_t *room, size_t need, size_t item)
 {
     if (need <= *room) return p;
     *room = need < 32 ? 64 : need * 2;
-    if (!(p = realloc(p, *room * item)))
-        die(1, "out of memory: %.1f MiB were asked for", (double)(*room * item) / (1 << 20));
-    return p;
+    return xrealloc(p, *room * item);
 }
 
 static int sooner(const Merge *a, const Merge *b)
@@ -2585,52 +2599,52 @@ static int sooner(const Merge *a, const Merge *b)
     return a->score > b->score || (a->score == b->score && a->left < b->left);
 }
 
-static void merge_push(Merger *g, const Tokenizer *t, const char *text, long left)
+static void merge_push(Encoder *e, long left)
 {
-    const Symbol *a = &g->symbols[left], *b = a->next < 0 ? NULL : &g->symbols[a->next];
+    const Symbol *a = &e->symbols[left], *b = a->next < 0 ? NULL : &e->symbols[a->next];
     if (!b || a->id < 0 || b->id < 0) return;
-    const int id = piece_find(t, text + a->start, a->length + b->length);
+    const int id = piece_find(e->t, e->run + a->start, a->length + b->length);
     if (id < 0) return;
-    g->heap = grow(g->heap, &g->heap_room, g->n_heap + 1, sizeof *g->heap);
-    const Merge m = { t->score[id], id, left, a->length + b->length };
-    size_t i = g->n_heap++;
-    for (size_t up; i && sooner(&m, &g->heap[up = (i - 1) / 2]); i = up) g->heap[i] = g->heap[up];
-    g->heap[i] = m;
+    e->heap = grow(e->heap, &e->heap_room, e->n_heap + 1, sizeof *e->heap);
+    const Merge m = { e->t->score[id], id, left, a->length + b->length };
+    size_t i = e->n_heap++;
+    for (size_t up; i && sooner(&m, &e->heap[up = (i - 1) / 2]); i = up) e->heap[i] = e->heap[up];
+    e->heap[i] = m;
 }
 
-static Merge merge_pop(Merger *g)
+static Merge merge_pop(Encoder *e)
 {
-    const Merge top = g->heap[0], last = g->heap[--g->n_heap];
+    const Merge top = e->heap[0], last = e->heap[--e->n_heap];
     size_t i = 0;
-    for (size_t child; (child = 2 * i + 1) < g->n_heap; i = child) {
-        if (child + 1 < g->n_heap && sooner(&g->heap[child + 1], &g->heap[child])) child++;
-        if (!sooner(&g->heap[child], &last)) break;
-        g->heap[i] = g->heap[child];
+    for (size_t child; (child = 2 * i + 1) < e->n_heap; i = child) {
+        if (child + 1 < e->n_heap && sooner(&e->heap[child + 1], &e->heap[child])) child++;
+        if (!sooner(&e->heap[child], &last)) break;
+        e->heap[i] = e->heap[child];
     }
-    g->heap[i] = last;
+    e->heap[i] = last;
     return top;
 }
 
-/* Merges the symbols of one run: always the pair with the best score, the leftmost of equals. A
-   merge that was found earlier still stands when its left symbol is there and the two neighbours
-   cover the same bytes. */
-static void merge_run(Merger *g, const Tokenizer *t, const char *text)
+/* Merges the symbols: always the pair with the best score, the leftmost of equals. A merge that was
+   found earlier still stands when its left symbol is there and the two neighbours cover the same
+   bytes. */
+static void merge_symbols(Encoder *e)
 {
-    g->n_heap = 0;
-    for (long i = 0; i + 1 < (long)g->n; i++) merge_push(g, t, text, i);
-    while (g->n_heap) {
-        const Merge m = merge_pop(g);
-        Symbol *a = &g->symbols[m.left];
+    e->n_heap = 0;
+    for (long i = 0; i + 1 < (long)e->n; i++) merge_push(e, i);
+    while (e->n_heap) {
+        const Merge m = merge_pop(e);
+        Symbol *a = &e->symbols[m.left];
         if (!a->length || a->next < 0
-            || a->length + g->symbols[a->next].length != m.length) continue;
-        Symbol *b = &g->symbols[a->next];
+            || a->length + e->symbols[a->next].length != m.length) continue;
+        Symbol *b = &e->symbols[a->next];
         a->length = m.length;
         a->id = m.id;
         a->next = b->next;
         b->length = 0;
-        if (a->next >= 0) g->symbols[a->next].prev = m.left;
-        if (a->prev >= 0) merge_push(g, t, text, a->prev);
-        merge_push(g, t, text, m.left);
+        if (a->next >= 0) e->symbols[a->next].prev = m.left;
+        if (a->prev >= 0) merge_push(e, a->prev);
+        merge_push(e, m.left);
     }
 }
 
@@ -2643,52 +2657,83 @@ static size_t character_length(const char *s, size_t left)
     return n;
 }
 
-int *tokenizer_encode(const Tokenizer *t, const char *text, size_t length, size_t *count)
+static void symbol_add(Encoder *e, size_t start, size_t length, int id)
 {
-    int *out = xmalloc((length + 1) * sizeof *out);
-    *count = 0;
-    if (t->bytes) {
-        for (size_t i = 0; i < length; i++) out[i] = (uint8_t)text[i];
-        *count = length;
-        return out;
-    }
-    if (!length) return out;
-    char *s = xmalloc(length + 1);
-    s[0] = ' ';
-    memcpy(s + 1, text, length++);
-    Merger g = {0};
-    for (size_t at = 0; at < length;) {
-        g.n = 0;
-        do {    // a run ends where no piece holds the two bytes that meet: no merge can cross it
-            g.symbols = grow(g.symbols, &g.room, g.n + 1, sizeof *g.symbols);
-            const size_t n = character_length(s + at, length - at);
-            g.symbols[g.n] = (Symbol){ .start = at, .length = n, .prev = (long)g.n - 1,
-                                       .next = (long)g.n + 1, .id = piece_find(t, s + at, n) };
-            g.n++;
-            at += n;
-        } while (at < length && t->joined[(uint8_t)s[at - 1]][(uint8_t)s[at] / 32]
-                                >> ((uint8_t)s[at] % 32) & 1);
-        g.symbols[g.n - 1].next = -1;
-        if (g.n > 1) merge_run(&g, t, s);
-        for (long i = 0; i >= 0; i = g.symbols[i].next) {
-            const Symbol *x = &g.symbols[i];
-            if (x->id >= 0) out[(*count)++] = x->id;
-            for (size_t k = 0; x->id < 0 && k < x->length; k++) {
-                const int byte = t->byte_id[(uint8_t)s[x->start + k]];
-                // a vocabulary without bytes: one unknown
-                if (byte >= 0 || !k) out[(*count)++] = byte >= 0 ? byte : 0;
-            }
-        }
-    }
-    free(s), free(g.symbols), free(g.heap);
-    return out;
+    e->symbols = grow(e->symbols, &e->room, e->n + 1, sizeof *e->symbols);
+    const long i = (long)e->n++;
+    e->symbols[i] = (Symbol){ start, length, i - 1, i + 1, id };
 }
 
-size_t tokenizer_unknown(const Tokenizer *t, const int *tokens, size_t n)
+/* The next run, merged. It ends where no piece holds the two bytes that meet: no merge can cross
+   that. Memory grows with the longest one, which has 11 bytes in the sample text. */
+static void encoder_run(Encoder *e)
 {
-    size_t unknown = 0;
-    for (size_t i = 0; i < n && !t->bytes; i++) unknown += tokens[i] == 0;
-    return unknown;
+    const Tokenizer *t = e->t;
+    const char *s = e->text;
+    const int first = !e->front;
+    size_t n = first ? 0 : character_length(s, e->left);
+    while (n < e->left) {
+        const uint8_t a = n ? (uint8_t)s[n - 1] : ' ', b = (uint8_t)s[n];
+        if (!(t->joined[a][b / 32] >> (b % 32) & 1)) break;
+        n += character_length(s + n, e->left - n);
+    }
+    e->text += n;
+    e->left -= n;
+    e->run = s;
+    if (first) {
+        e->front = xrealloc(NULL, n + 1);
+        e->front[0] = ' ';
+        memcpy(e->front + 1, s, n++);
+        e->run = e->front;
+    }
+    e->n = 0;
+    for (size_t at = 0, k; at < n; at += k) {
+        k = character_length(e->run + at, n - at);
+        const int id = piece_find(t, e->run + at, k);
+        if (id >= 0) symbol_add(e, at, k, id);
+        for (size_t i = 0; id < 0 && i < k; i++) {
+            const int byte = t->byte_id[(uint8_t)e->run[at + i]];
+            if (byte >= 0) symbol_add(e, at + i, 1, ~byte);
+            else if (!i) symbol_add(e, at, k, ~0), e->unknown++;    // one for the character
+        }
+    }
+    e->symbols[e->n - 1].next = -1;
+    if (e->n > 1) merge_symbols(e);
+    e->at = 0;
+}
+
+void encoder_begin(Encoder *e, const Tokenizer *t, const char *text, size_t length)
+{
+    *e = (Encoder){ .t = t, .text = text, .left = length, .at = -1 };
+}
+
+int encoder_next(Encoder *e)
+{
+    if (e->t->bytes && e->left) {
+        e->left--;
+        return (uint8_t)*e->text++;
+    }
+    if (e->at < 0 && e->left) encoder_run(e);
+    if (e->at < 0) {
+        free(e->front), free(e->symbols), free(e->heap);
+        *e = (Encoder){ .t = e->t, .unknown = e->unknown, .at = -1 };
+        return -1;
+    }
+    const Symbol *x = &e->symbols[e->at];
+    e->at = x->next;
+    return x->id < 0 ? ~x->id : x->id;
+}
+
+int *tokenizer_encode(const Tokenizer *t, const char *text, size_t length, size_t *count,
+                      size_t *unknown)
+{
+    Encoder e;
+    int *out = xrealloc(NULL, (length + 1) * sizeof *out);
+    encoder_begin(&e, t, text, length);
+    *count = 0;
+    for (int token; (token = encoder_next(&e)) >= 0;) out[(*count)++] = token;
+    if (unknown) *unknown = e.unknown;
+    return xrealloc(out, *count * sizeof *out);
 }
 
 const char *tokenizer_decode(const Tokenizer *t, int token, int first, int *length)
@@ -2772,45 +2817,56 @@ uint64_t checksum(const void *data, size_t bytes)
     return sum;
 }
 
-char *file_read(const char *path, size_t *size)
+/* A file whose size is known gets no more room than that: the text may be most of the memory. */
+static void file_append(Text *text, const char *path)
 {
     struct stat info;
     const int standard = !strcmp(path, "-"), fd = standard ? STDIN_FILENO : open(path, O_RDONLY);
     if (fd < 0 || fstat(fd, &info)) die(1, "%s: %s", path, strerror(errno));
     if (S_ISDIR(info.st_mode)) die(1, "%s: is a directory, expected a file", path);
-    size_t room = 0;
-    const size_t guess = S_ISREG(info.st_mode) ? (size_t)info.st_size / 2 + 1 : 1 << 16;
-    char *data = grow(NULL, &room, guess, 1);
-    *size = 0;
+    const size_t guess = text->n + 2 + (S_ISREG(info.st_mode) ? (size_t)info.st_size : 1 << 16);
+    if (guess > text->room) text->data = xrealloc(text->data, text->room = guess);
     for (;;) {
-        const ssize_t n = read(fd, data + *size, min_size(room - *size - 1, 1 << 30));
+        const ssize_t n = read(fd, text->data + text->n,
+                               min_size(text->room - text->n - 1, 1 << 30));
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) die(1, "%s: %s", path, strerror(errno));
         if (!n) break;
-        *size += (size_t)n;
-        if (*size + 1 == room) data = grow(data, &room, room + 1, 1);
+        text->n += (size_t)n;
+        if (text->n + 1 == text->room)
+            text->data = grow(text->data, &text->room, text->room + 1, 1);
     }
     if (!standard) close(fd);
-    data[*size] = 0;
-    return data;
+    text->data[text->n] = 0;
 }
 
-char *text_read(const char *path, size_t *size, size_t *converted)
+char *file_read(const char *path, size_t *size)
 {
-    size_t n;
-    char *data = file_read(path, &n);
+    Text text = {0};
+    file_append(&text, path);
+    *size = text.n;
+    return text.data;
+}
+
+size_t text_append(Text *text, const char *path)
+{
+    const size_t start = text->n;
+    file_append(text, path);
+    char *data = text->data + start;
     const uint8_t *b = (const uint8_t *)data;
+    const size_t n = text->n - start;
+    size_t kept = 0, converted = 0;
     if (n >= 2 && ((b[0] == 0xFF && b[1] == 0xFE) || (b[0] == 0xFE && b[1] == 0xFF)))
         die(1, "%s: the text is UTF-16; save it as UTF-8", path);
-    *size = *converted = 0;
     for (size_t i = n >= 3 && !memcmp(b, "\xEF\xBB\xBF", 3) ? 3 : 0; i < n; i++) {
         const int end = data[i] == '\r';
         if (end && i + 1 < n && data[i + 1] == '\n') i++;
-        data[(*size)++] = end ? '\n' : data[i];
-        *converted += (size_t)end;
+        data[kept++] = end ? '\n' : data[i];
+        converted += (size_t)end;
     }
-    data[*size] = 0;
-    return data;
+    data[kept] = 0;
+    text->n = start + kept;
+    return converted;
 }
 
 /* Beside path: a rename must not cross file systems. */

@@ -86,8 +86,8 @@ static int parse_contexts(int *list)
 
 static int *encode_text(const Model *m, const char *text, size_t size, size_t *n)
 {
-    int *ids = tokenizer_encode(&m->tokenizer, text, size, n);
-    const size_t unknown = tokenizer_unknown(&m->tokenizer, ids, *n);
+    size_t unknown;
+    int *ids = tokenizer_encode(&m->tokenizer, text, size, n, &unknown);
     if (unknown)
         fprintf(stderr, "run: %zu characters of the text are not in the vocabulary\n", unknown);
     return ids;
@@ -95,12 +95,12 @@ static int *encode_text(const Model *m, const char *text, size_t size, size_t *n
 
 static int *encode_file(const Model *m, const char *path, size_t *n)
 {
-    size_t size, converted;
-    char *text = text_read(path, &size, &converted);
+    Text text = {0};
+    const size_t converted = text_append(&text, path);
     if (converted && !quiet)
         fprintf(stderr, "run: %s: %zu carriage returns were read as newlines\n", path, converted);
-    int *ids = encode_text(m, text, size, n);
-    free(text);
+    int *ids = encode_text(m, text.data, text.n, n);
+    free(text.data);
     return ids;
 }
 
@@ -408,11 +408,11 @@ int main(int argc, char **argv)
         return 0;
     }
 
-    size_t size = 0, n, converted;
-    char *file = prompt_file ? text_read(prompt_file, &size, &converted) : NULL;
-    if (size && file[size - 1] == '\n') size--;    // editors put it there
-    const char *text = file ? file : prompt ? prompt : "";
-    if (!file) size = strlen(text);
+    Text file = {0};
+    if (prompt_file) text_append(&file, prompt_file);
+    if (file.n && file.data[file.n - 1] == '\n') file.n--;    // editors put it there
+    const char *text = prompt_file ? file.data : prompt ? prompt : "";
+    size_t size = prompt_file ? file.n : strlen(text), n;
     // The model sees: its start token if it has one, then the prompt. With neither, a newline: the
     // beginning of a line.
     int *body = encode_text(&m, size ? text : "\n", size ? size : 1, &n);
@@ -432,7 +432,7 @@ int main(int argc, char **argv)
     } else {
         generate(&m, ids, in_prompt, implied, contexts[0]);
     }
-    free(body), free(ids), free(file);
+    free(body), free(ids), free(file.data);
     model_free(&m);
     return 0;
 }

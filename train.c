@@ -134,36 +134,28 @@ static void note(const char *format, ...)
     fputc('\n', stderr);
 }
 
-static char *read_texts(char **paths, int n, size_t *size)    // all as one text
+static Text read_texts(char **paths, int n)    // all as one text
 {
-    char *all = NULL;
-    *size = 0;
+    Text all = {0};
     for (int i = 0; i < n; i++) {
-        size_t bytes, converted;
-        char *text = text_read(paths[i], &bytes, &converted);
+        const size_t before = all.n, converted = text_append(&all, paths[i]);
         if (converted)
             note("train: %s: %zu carriage returns were read as newlines", paths[i], converted);
-        if (!bytes) die(1, "%s: the file is empty", paths[i]);
-        if (!(all = realloc(all, *size + bytes)))
-            die(1, "out of memory: %.1f MiB were asked for", (double)(*size + bytes) / (1 << 20));
-        memcpy(all + *size, text, bytes);
-        *size += bytes;
-        free(text);
+        if (all.n == before) die(1, "%s: the file is empty", paths[i]);
     }
     return all;
 }
 
-static Tokens encode(const Tokenizer *t, char *text, size_t bytes)    // frees the text
+static Tokens encode(const Tokenizer *t, Text text)    // frees the text
 {
-    Tokens tokens;
-    int *ids = tokenizer_encode(t, text, bytes, &tokens.n);
-    free(text);
-    const size_t unknown = tokenizer_unknown(t, ids, tokens.n);
-    if (unknown)
-        fprintf(stderr, "train: %zu characters of the text are not in the vocabulary\n", unknown);
-    tokens.token = xmalloc(tokens.n * sizeof *tokens.token);
-    for (size_t i = 0; i < tokens.n; i++) tokens.token[i] = (uint16_t)ids[i];
-    free(ids);
+    Encoder e;
+    Tokens tokens = { xrealloc(NULL, (text.n + 1) * sizeof *tokens.token), 0 };
+    encoder_begin(&e, t, text.data, text.n);
+    for (int id; (id = encoder_next(&e)) >= 0;) tokens.token[tokens.n++] = (uint16_t)id;
+    free(text.data);
+    if (e.unknown)
+        fprintf(stderr, "train: %zu characters of the text are not in the vocabulary\n", e.unknown);
+    tokens.token = xrealloc(tokens.token, tokens.n * sizeof *tokens.token);
     return tokens;
 }
 
@@ -222,7 +214,7 @@ static void print_sample(Model *m, int64_t step)
 {
     Cache kv;
     size_t n;
-    int *newline = tokenizer_encode(&m->tokenizer, "\n", 1, &n), length;
+    int *newline = tokenizer_encode(&m->tokenizer, "\n", 1, &n, NULL), length;
     cache_create(&kv, m, ctx);
     fprintf(stderr, "--- sample at step %lld ---\n", (long long)step);
     // what ./run begins with when it has no prompt
@@ -543,9 +535,8 @@ int main(int argc, char **argv)
     threads = threads_set(threads);
     check_outputs(argv, n);
 
-    size_t bytes, val_bytes = 0;
-    char *text = read_texts(argv, n, &bytes);
-    char *val_text = val_file ? read_texts((char **)&val_file, 1, &val_bytes) : NULL;
+    Text text = read_texts(argv, n), val_text = {0};
+    if (val_file) val_text = read_texts((char **)&val_file, 1);
     Model m = {0};
     TrainState state = {0};
     if (resume_file) resume(&m, &state);
@@ -559,9 +550,9 @@ int main(int argc, char **argv)
         die(1, "a vocabulary of %d entries; training takes at most %d", m.config.vocab_size,
             1 << 16);
 
-    Tokens data = encode(&m.tokenizer, text, bytes), val = {0};
+    Tokens data = encode(&m.tokenizer, text), val = {0};
     if (val_file) {
-        val = encode(&m.tokenizer, val_text, val_bytes);
+        val = encode(&m.tokenizer, val_text);
     } else {    // one cut: the text before it is trained on, the text behind it never
         const size_t kept = (size_t)((double)data.n * val_frac);
         data.n -= kept;
@@ -590,7 +581,7 @@ int main(int argc, char **argv)
     note("train: %s tokens to train on, %s to validate, %.2f bytes each; "
          "%d thread%s (%s), vectors of %d floats",
          human((double)data.n), human((double)val.n),
-         (double)(bytes + val_bytes) / (double)(data.n + val.n),
+         (double)(text.n + val_text.n) / (double)(data.n + val.n),
          threads, threads > 1 ? "s" : "", threads_kind, vector_width);
     if (m.pos.embed && !resume_file)
         note("train: the embedding has a standard deviation (around 0) of %.4f, "

@@ -244,7 +244,7 @@ static void bench_text(void)
     for (int i = 0; i < 7; i++)
         for (int half = 0; half < 2; half++) {
             const double t0 = seconds();
-            free(tokenizer_encode(&t, text, half ? size / 2 : size, &n));
+            free(tokenizer_encode(&t, text, half ? size / 2 : size, &n, NULL));
             time[half][i] = seconds() - t0;
         }
     printf("text %.4f %.4f %zu\n", median(time[0], 7), median(time[1], 7), size);

@@ -67,8 +67,8 @@ static size_t naive_encode(const Tokenizer *t, const char *text, size_t length, 
 /* decode(encode(x)) = x; returns the tokens. */
 static int *round_trip_tokens(const Tokenizer *t, const char *text, size_t length, size_t *n)
 {
-    size_t at = 0;
-    int *ids = tokenizer_encode(t, text, length, n), same = 1;
+    size_t at = 0, unknown;
+    int *ids = tokenizer_encode(t, text, length, n, &unknown), same = 1;
     for (size_t i = 0; i < *n; i++) {
         int k;
         const char *s = tokenizer_decode(t, ids[i], !i, &k);
@@ -76,7 +76,7 @@ static int *round_trip_tokens(const Tokenizer *t, const char *text, size_t lengt
                && !memcmp(text + at, s, (size_t)k);
         at += (size_t)k;
     }
-    CHECK(same && at == length);
+    CHECK(same && at == length && unknown == 0);
     return ids;
 }
 
@@ -95,6 +95,15 @@ static void check_text(const Tokenizer *t, const char *text, size_t length)
         CHECK(naive_encode(t, text, length, want) == n && !memcmp(want, ids, n * sizeof *ids));
         free(want);
     }
+    Encoder e, ahead;    // neither disturbs the other, wherever it stands
+    size_t same = 0;
+    encoder_begin(&e, t, text, length), encoder_begin(&ahead, t, text, length);
+    for (size_t i = 0; i < n; i++) {
+        same += encoder_next(&e) == ids[i];
+        for (size_t k = 2 * i; k < 2 * i + 2; k++)
+            same += encoder_next(&ahead) == (k < n ? ids[k] : -1);
+    }
+    CHECK(same == 3 * n && encoder_next(&e) < 0 && encoder_next(&ahead) < 0);
     free(ids);
 }
 
@@ -125,9 +134,17 @@ static void test_tokenizer(void)
         context = "";
     }
     CHECK(t[0].size == 4096 && t[0].byte_id['\n'] == 13);
-    // Whole texts, the second one a single run in which no cut helps: quadratic would take hours.
+    // a long text that is one run, as any two of these letters stand in some piece
+    char letters[2000];
+    for (size_t i = 0; i < sizeof letters; i++) letters[i] = "elst"[rng(1, RNG_TEST + 3, i) % 4];
+    Encoder e;
+    encoder_begin(&e, &t[0], letters, sizeof letters);
+    CHECK(encoder_next(&e) >= 0 && !e.left);
+    while (encoder_next(&e) >= 0) {}
+    context = "letters", check_text(&t[0], letters, sizeof letters);
+    // Whole texts, the second one a single run: quadratic would take hours.
     for (int kind = 0; kind < 2; kind++) {
-        if (kind) memset(stories, 'a', size);
+        if (kind) memset(stories, 'e', size);
         context = kind ? "one letter" : "the whole text", round_trip(&t[0], stories, size);
     }
     context = "";
@@ -136,12 +153,13 @@ static void test_tokenizer(void)
 
 static void append(char **at, const void *data, size_t n) { memcpy(*at, data, n), *at += n; }
 
-/* A vocabulary without byte pieces: what it lacks becomes the unknown token, one for a
+/* A vocabulary that has one byte only: what it lacks becomes the unknown token, one for a
    character. */
 static void test_tokenizer_without_bytes(void)
 {
     static const char *const pieces[] = {
-        "<unk>", "\n<s>\n", "\n</s>\n", " ", "a", "b", "ab", " a", "", "aa" };
+        "<unk>", "\n<s>\n", "\n</s>\n", " ", "a", "b", "ab", " a", "", "aa", "<0xFF>",
+        "\xff\x61" };
     char file[256], *at = file;
     int32_t length = 8;
     append(&at, &length, 4);
@@ -152,17 +170,38 @@ static void test_tokenizer_without_bytes(void)
     }
     write_file(path_of("t.bin"), file, (size_t)(at - file));
     Tokenizer t;
-    size_t n;
+    size_t n, unknown;
     tokenizer_load(&t, path_of("t.bin"));
-    CHECK(t.size == 10);
-    int *ids = tokenizer_encode(&t, "ab\xe4\xbd\xa0 a", 7, &n);
-    const int want[] = { 3, 6, 0, 7 };
-    CHECK(n == 4 && !memcmp(ids, want, sizeof want));
+    CHECK(t.size == 12);
+    int *ids = tokenizer_encode(&t, "ab\xe4\xbd\xa0 a\xc3", 8, &n, &unknown);
+    const int want[] = { 3, 6, 0, 7, 0 };
+    CHECK(n == 5 && !memcmp(ids, want, sizeof want) && unknown == 2);
     free(ids);
-    ids = tokenizer_encode(&t, "baaa", 4, &n);    // of equal pairs the leftmost: aa a, not a aa
+    // of equal pairs the leftmost: aa a, not a aa
+    ids = tokenizer_encode(&t, "baaa", 4, &n, &unknown);
     const int leftmost[] = { 3, 5, 9, 4 };
-    CHECK(n == 4 && !memcmp(ids, leftmost, sizeof leftmost));
+    CHECK(n == 4 && !memcmp(ids, leftmost, sizeof leftmost) && unknown == 0);
+    free(ids);
+    // a byte that is no piece merges with nothing
+    ids = tokenizer_encode(&t, "\xff\x61", 2, &n, &unknown);
+    const int apart[] = { 3, 10, 4 };
+    CHECK(n == 3 && !memcmp(ids, apart, sizeof apart) && unknown == 0);
     free(ids), tokenizer_free(&t);
+}
+
+/* Every file is converted by itself: a \r at an end and a \n at a beginning are two newlines. */
+static void test_texts(void)
+{
+    static const struct { const char *file; size_t converted; } part[] = {
+        { "\xef\xbb\xbfone\r", 1 }, { "\ntwo\r\n\r", 2 }, { "", 0 }, { "\xef\xbb\xbf\n\xef", 0 } };
+    static const char want[] = "one\n\ntwo\n\n\n\xef";
+    Text text = {0};
+    for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
+        write_file(path_of("text"), part[i].file, strlen(part[i].file));
+        CHECK(text_append(&text, path_of("text")) == part[i].converted);
+    }
+    CHECK(text.n == strlen(want) && !strcmp(text.data, want));
+    free(text.data);
 }
 
 /* ---- model files ----------------------------------------------------------------------------- */
@@ -380,6 +419,7 @@ int main(int argc, char **argv)
     if (!mkdtemp(folder)) die(1, "%s: %s", folder, strerror(errno));
     RUN(test_tokenizer);
     RUN(test_tokenizer_without_bytes);
+    RUN(test_texts);
     RUN(test_round_trip);
     RUN(test_damage);
     RUN(test_llama2c);
