@@ -2756,7 +2756,7 @@ const char *tokenizer_decode(const Tokenizer *t, int token, int first, int *leng
    model.bin, little endian:
        offset  size    meaning
        0       8       "POSENC", 0x1a, 0x0a
-       8       4       version, 1
+       8       4       version, 2
        12      36      int32: dim hidden_dim n_layers n_heads n_kv_heads vocab_size seq_len untied
                        start_token
        48      16      name of the encoding, zero padded
@@ -2773,7 +2773,7 @@ const char *tokenizer_decode(const Tokenizer *t, int token, int first, int *leng
                        encoding; rms_final; wcls if untied; the shared block of the encoding
                s       TrainState, then both moments, float32, in the order of the parameters */
 
-enum { HEADER = 384, VERSION = 1, NAME = 24 };
+enum { HEADER = 384, VERSION = 2, NAME = 24 };
 static const char MAGIC[8] = { 'P', 'O', 'S', 'E', 'N', 'C', 0x1a, '\n' };
 
 typedef struct {
