@@ -345,12 +345,13 @@ void options_help(const Option *options, int n);
 
 /* The encodings' own options, at the end of a table that has room for MOST_POS_OPTIONS and is zero
    from there on: adds them (encodings may share a name), lists them with their encodings for
-   --help, and writes those that were given into a config; exits 2 if its encoding has no such one.
+   --help, and writes those that were given into a config; exits 2 if its encoding has no such one,
+   else returns how many they were.
    `trained`: only those that leave the parameters of a model what they are. */
 enum { MOST_POS_OPTIONS = 64 };
 void options_add_pos(Option *end, int trained);
 void options_help_pos(int trained);
-void options_apply_pos(Config *c, const Option *added);
+int options_apply_pos(Config *c, const Option *added);
 /* How the value of an option is written: a word or a number. Valid until the fourth call from
    here. */
 const char *pos_option_text(const PosOption *o, double value);
@@ -471,6 +472,21 @@ void *xmalloc(size_t bytes)
     void *p = size < bytes ? NULL : aligned_alloc(64, size);
     if (!p) die(1, "out of memory: %.1f MiB were asked for", (double)bytes / (1 << 20));
     return memset(p, 0, size);
+}
+
+/* Big blocks of malloc are not in memory before they are written, unlike xmalloc's. */
+static void *xrealloc(void *p, size_t bytes)
+{
+    if (!(p = realloc(p, bytes + !bytes)))
+        die(1, "out of memory: %.1f MiB were asked for", (double)bytes / (1 << 20));
+    return p;
+}
+
+static void *grow(void *p, size_t *room, size_t need, size_t item)
+{
+    if (need <= *room) return p;
+    *room = need < 32 ? 64 : need * 2;
+    return xrealloc(p, *room * item);
 }
 
 /* Scratch of the kernels: one block that grows to the largest request and is never used by two of
@@ -776,9 +792,10 @@ static int bf16_products;
 int bf16_set(int on) { return bf16_products = on && HAS_BF16; }
 
 /* Packed elements k and k + 1 of a lane become a pair of bf16, each rounded to the nearest, ties to
-   even; the last of an odd K goes with a zero, which must be there. */
-INLINE void pair_up(float *restrict dst, const float *restrict src, const size_t lanes, size_t K)
+   even; the last of an odd K goes with a zero, for which src has room. */
+INLINE void pair_up(float *restrict dst, float *restrict src, const size_t lanes, size_t K)
 {
+    if (K % 2) memset(src + K * lanes, 0, lanes * sizeof *src);
     for (size_t k = 0; k < K; k += 2)
         for (size_t r = 0; r < lanes; r++) {
             uint32_t low, high;
@@ -835,7 +852,6 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
                     float *to = packed_b + (size_t)p * NR * kn;
                     pack(pairs ? unpaired : to, b + k0 * b_k + (n0 + (size_t)p * NR) * b_col,
                          b_col, b_k, min_size(NR, nn - (size_t)p * NR), NR, kn);
-                    if (pairs && kn % 2) memset(unpaired + kn * NR, 0, NR * sizeof *to);
                     if (pairs) pair_up(to, unpaired, NR, kn);
                 }
                 barrier();
@@ -850,7 +866,6 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
                     for (size_t i = 0; packed && p0 < p1 && i < mn; i += MR) {
                         pack(pairs ? unpaired : pa + i * kn, block + i * a_row, a_row, a_k,
                              min_size(MR, mn - i), MR, kn);
-                        if (pairs && kn % 2) memset(unpaired + kn * MR, 0, MR * sizeof *pa);
                         if (pairs) pair_up(pa + i * kn, unpaired, MR, kn);
                     }
                     for (size_t p = p0; p < p1; p++)
@@ -2579,21 +2594,6 @@ void tokenizer_free(Tokenizer *t)
 typedef struct Symbol { size_t start, length; long prev, next; int id; } Symbol;
 typedef struct Merge { float score; int id; long left; size_t length; } Merge;
 
-/* Big blocks of malloc are not in memory before they are written, unlike xmalloc's. */
-static void *xrealloc(void *p, size_t bytes)
-{
-    if (!(p = realloc(p, bytes + !bytes)))
-        die(1, "out of memory: %.1f MiB were asked for", (double)bytes / (1 << 20));
-    return p;
-}
-
-static void *grow(void *p, size_t *room, size_t need, size_t item)
-{
-    if (need <= *room) return p;
-    *room = need < 32 ? 64 : need * 2;
-    return xrealloc(p, *room * item);
-}
-
 static int sooner(const Merge *a, const Merge *b)
 {
     return a->score > b->score || (a->score == b->score && a->left < b->left);
@@ -3173,14 +3173,17 @@ void options_help_pos(int trained)
     }
 }
 
-void options_apply_pos(Config *c, const Option *added)
+int options_apply_pos(Config *c, const Option *added)
 {
+    int applied = 0;
     for (const Option *o = added; o->name; o++) {
         if (!o->given) continue;
         const int i = pos_option(c->pos, o->name);
         if (i < 0) die(2, "--%s is not an option of the encoding %s", o->name, c->pos->name);
         c->pos_opt[i] = *o->f;
+        applied++;
     }
+    return applied;
 }
 
 static void option_value(Option *o, const char *shown, const char *text)

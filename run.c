@@ -274,10 +274,6 @@ static void inspect(Model *m, int ctx)
 
 /* ---- Generation ------------------------------------------------------------------------------ */
 
-/* Text on its way out. What may be the beginning of a stop text, or an unfinished character, waits
-   for what follows. */
-typedef struct { char *text; size_t n, room; } Output;
-
 /* Bytes at the end that begin a UTF-8 character and do not end it. */
 static size_t unfinished(const char *s, size_t n)
 {
@@ -289,32 +285,33 @@ static size_t unfinished(const char *s, size_t n)
     return 0;
 }
 
-/* Appends and prints what is safe to print; returns 1 when a stop text came, and prints what stands
-   before it. */
-static int output(Output *o, const char *text, size_t length, int last)
+/* Appends to o, the text on its way out, and prints what is safe to print: what may be the
+   beginning of a stop text, or an unfinished character, waits for what follows. Returns 1 when a
+   stop text came, and prints what stands before it. */
+static int output(Text *o, const char *text, size_t length, int last)
 {
-    o->text = grow(o->text, &o->room, o->n + length + 1, 1);
-    memcpy(o->text + o->n, text, length);
+    o->data = grow(o->data, &o->room, o->n + length + 1, 1);
+    memcpy(o->data + o->n, text, length);
     o->n += length;
     size_t safe = o->n, stopped = 0;
     for (size_t at = 0; at < o->n && !stopped; at++)
         for (int i = 0; i < STOPS && stops[i]; i++) {
             const size_t stop = strlen(stops[i]), here = min_size(stop, o->n - at);
-            if (!stop || memcmp(o->text + at, stops[i], here)) continue;
+            if (!stop || memcmp(o->data + at, stops[i], here)) continue;
             if (here == stop) stopped = 1;
             if ((stopped || !last) && at < safe) safe = at;
         }
-    if (!stopped && !last && safe == o->n) safe -= unfinished(o->text, o->n);
-    fwrite(o->text, 1, safe, stdout);
+    if (!stopped && !last && safe == o->n) safe -= unfinished(o->data, o->n);
+    fwrite(o->data, 1, safe, stdout);
     output_check();
-    memmove(o->text, o->text + safe, o->n -= safe);
+    memmove(o->data, o->data + safe, o->n -= safe);
     return (int)stopped;
 }
 
 static void generate(Model *m, int *ids, size_t n, int implied, int ctx)
 {
     const Tokenizer *t = &m->tokenizer;
-    Output out = {0};
+    Text out = {0};
     Cache kv;
     int length, made = 0, room = ctx - (int)n + 1;
     if (tokens > room && given("tokens"))
@@ -356,7 +353,7 @@ static void generate(Model *m, int *ids, size_t n, int implied, int ctx)
         fprintf(stderr, ", peak memory %.0f MiB, seed %llu\n", peak_mib(),
                 (unsigned long long)seed);
     }
-    free(out.text);
+    free(out.data);
     cache_free(&kv);
 }
 
@@ -384,7 +381,7 @@ int main(int argc, char **argv)
     Model m;
     model_load(&m, argv[0], tokenizer_file, longest, NULL);
     Config *c = &m.config;
-    options_apply_pos(c, options + POS_OWN);
+    const int changed = options_apply_pos(c, options + POS_OWN);
     const char *wrong = config_check(c);
     if (wrong) die(2, "%s", wrong);
     if (int8) model_quantize(&m);
@@ -400,7 +397,7 @@ int main(int argc, char **argv)
         if (longest > c->seq_len)
             fprintf(stderr, "run: positions from %d on were not trained\n", c->seq_len);
     }
-    if (!eval_file) model_tables(&m, contexts[0]);
+    if (!eval_file && (changed || m.pos.len != contexts[0])) model_tables(&m, contexts[0]);
     if (eval_file) evaluate(&m, contexts, n_contexts);
     if (inspect_file) inspect(&m, contexts[0]);
     if (eval_file || inspect_file) {
