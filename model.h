@@ -899,10 +899,9 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
     }
 }
 
-/* Elements below which threads cost more than they give, and that where they are only read once.
-   A region that if() makes serial still costs as much as a small product, so what generation does
-   for every token goes around it. */
-enum { MIN_PARALLEL = 1 << 14, MIN_STREAMED = 1 << 17 };
+/* Elements below which threads cost more than they give. A region that if() makes serial still
+   costs as much as a small product, so what generation does for every token goes around it. */
+enum { MIN_PARALLEL = 1 << 14 };
 
 static void matvec_rows(float *y, const float *x, const float *w, size_t n_in,
                         size_t from, size_t to, const float *plus)
@@ -918,7 +917,7 @@ static void matvec_rows(float *y, const float *x, const float *w, size_t n_in,
 static void matvec(float *y, const float *x, const float *w, size_t n_in, size_t n_out,
                    const float *plus)
 {
-    if (n_in * n_out <= MIN_STREAMED) {
+    if (n_in * n_out <= MIN_PARALLEL) {
         matvec_rows(y, x, w, n_in, 0, n_out, plus);
         return;
     }
@@ -991,7 +990,7 @@ static void matvec_int8(float *y, const float *x, Quantized w, size_t n_in, size
     float *padded = workspace(room);
     memcpy(padded, x, n_in * sizeof *x);
     memset(padded + n_in, 0, (room - n_in) * sizeof *x);
-    if (n_in * n_out <= MIN_STREAMED) {
+    if (n_in * n_out <= MIN_PARALLEL) {
         matvec_int8_rows(y, padded, w, n_in, 0, n_out, plus);
         return;
     }
@@ -1758,7 +1757,7 @@ static void attention_step(float *out, const float *q, const float *k, const flo
     const size_t D = (size_t)a->D, H = (size_t)a->H, S = (size_t)a->S;
     const size_t per_head = round_up(S, LANES) + D * LANES;
     float *s = workspace(H * per_head);
-    if (S * D * H <= MIN_STREAMED) {
+    if (S * D * H <= MIN_PARALLEL) {
         for (size_t h = 0; h < H; h++)
             attention_step_head(out + h * D, s, q + h * D, k, v, a, (int)h);
         return;

@@ -9,6 +9,7 @@ import math
 import statistics
 from html import escape
 
+import pe_stats
 import pe_svg
 from pe_svg import Chart, dots, heatmap, short
 
@@ -315,37 +316,47 @@ def attention(data):
 
 
 def scaling(data):
+    """Hollow: scaled, filled: tuned; a small mark is a seed, a large one the mean."""
     if not data["scaling"]:
         return None
-    s, charts, rope = data["settings"], [], ORDER.index("rope")
-    trained = [e["loss"] for r in data["runs"] if (r["pos"], r["seed"]) == ("rope", 1)
-               for e in r["by_context"] if e["ctx"] == s["ctx"]][-1:]
-    for factor in dict.fromkeys(r["factor"] for r in data["scaling"]):
-        some = [r for r in data["scaling"] if r["factor"] == factor]
-        ends = [v for r in some for v in (r["before"], r["after"])] + trained
+    s, charts, rows, rope = data["settings"], [], [], ORDER.index("rope")
+    trained = [[e["loss"] for e in r["by_context"] if e["ctx"] == s["ctx"]][-1]
+               for r in data["runs"] if r["pos"] == "rope"]
+    by_factor = collections.defaultdict(lambda: collections.defaultdict(dict))
+    for r in data["scaling"]:
+        by_factor[r["factor"]][r["method"]][r["seed"]] = r
+    for factor, methods in by_factor.items():
+        losses = {(method, when): {seed: r[when] for seed, r in of_seed.items()}
+                  for method, of_seed in methods.items() for when in ("before", "after")}
+        ends = [v for of_seed in losses.values() for v in of_seed.values()] + trained
         pad = (max(ends) - min(ends)) * 0.06 or 0.1
-        chart = Chart(f"{factor} times the length: windows of {some[0]['ctx']}",
-                      (min(ends) - pad, max(ends) + pad), (len(some), 0), "nats/token", yticks=[],
-                      height=26 * len(some), left=70)
-        for loss in trained:
-            chart.mark(loss)
-        for i, r in enumerate(some):
-            chart.parts.append(pe_svg.text(62, chart.at_y(i + 0.5) + 4, r["method"], "end"))
-            chart.bar(r["before"], r["after"], i + 0.5, rope, 1)
-            chart.dot(r["before"], i + 0.5, rope, 5, hollow=True)
-            chart.dot(r["after"], i + 0.5, rope, 5)
+        chart = Chart(f"{factor} times the length: windows of {factor * s['ctx']}",
+                      (min(ends) - pad, max(ends) + pad), (len(methods), 0), "nats/token",
+                      yticks=[], height=26 * len(methods), left=70)
+        chart.mark(statistics.fmean(trained))
+        for i, method in enumerate(methods):
+            chart.parts.append(pe_svg.text(62, chart.at_y(i + 0.5) + 4, method, "end"))
+            row = [method, factor]
+            for when in ("before", "after"):
+                own = losses[method, when]
+                mean, sd = pe_stats.mean_sd(own.values())
+                unscaled = losses.get(("none", when), {}) if method != "none" else {}
+                row += map(fixed, (mean, sd, *pe_stats.paired(own, unscaled)[1:]))
+                for v in own.values():
+                    chart.dot(v, i + 0.75, rope, 2, hollow=when == "before")
+                chart.dot(mean, i + 0.5, rope, 5, hollow=when == "before")
+            rows.append(row)
         charts.append((f"scaling-x{factor}", chart.svg()))
     return Section(
         "RoPE past its length: scalings",
-        f"The rope model of seed 1 with its angles scaled as they are (hollow), and after "
-        f"{s['tune-steps']} steps of fine-tuning at that length (filled); the dashed line is its "
-        "loss at the trained length, and with one seed a difference of a few hundredths is noise.",
+        f"The rope models with their angles scaled as they are (hollow), and after "
+        f"{s['tune-steps']} steps of fine-tuning at that length (filled); small marks are single "
+        "seeds, and the dashed line is the mean loss at the trained length.",
         "Past the trained length slow pairs reach angles that were never seen; linear squeezes all "
         "pairs back and blurs neighbours, ntk, yarn and llama3 leave fast pairs as they are, and "
         "dynamic is ntk when one window has the whole length, as here (Peng et al. 2024).",
-        charts, ["method", "times", "context", "scaled", "tuned"],
-        [[r["method"], r["factor"], r["ctx"], fixed(r["before"]), fixed(r["after"])]
-         for r in data["scaling"]])
+        charts, ["method", "times", *(head for word in ("scaled", "tuned") for head in (
+            word, "sd", "− none", "± 95 %"))], rows)
 
 
 def speed(data):

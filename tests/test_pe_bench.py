@@ -196,13 +196,18 @@ class Sections(unittest.TestCase):
 
     def test_scaling(self):
         data = {"settings": {"ctx": 16, "tune-steps": 2}, "runs": [
-            {"pos": "rope", "seed": 1, "by_context": [{"ctx": 16, "loss": 1.5}]}],
-                "scaling": [{"method": method, "factor": factor, "ctx": 16 * factor,
-                             "before": 3.0, "after": 2.0} for factor in (2, 4)
-                            for method in ("none", "yarn")]}
+            {"pos": "rope", "seed": seed, "by_context": [{"ctx": 16, "loss": 1.5}]}
+            for seed in (1, 2)],
+                "scaling": [{"method": method, "factor": factor, "ctx": 16 * factor, "seed": seed,
+                             "before": 3.0 - better * seed, "after": 2.0} for factor in (2, 4)
+                            for method, better in (("none", 0), ("yarn", 0.1)) for seed in (1, 2)]}
         section = pe_report.scaling(data)
         self.assertEqual([name for name, _ in section.charts], ["scaling-x2", "scaling-x4"])
-        self.assertEqual(section.rows[3], ["yarn", 4, 64, "3.0000", "2.0000"])
+        self.assertEqual(section.rows[2], ["none", 4, "3.0000", "0.0000", "–", "–", "2.0000",
+                                           "0.0000", "–", "–"])
+        # differences -0.1 and -0.2: half the interval is 12.706 * 0.0707 / sqrt(2)
+        self.assertEqual(section.rows[3], ["yarn", 4, "2.8500", "0.0707", "-0.1500", "0.6353",
+                                           "2.0000", "0.0000", "0.0000", "0.0000"])
         for _, svg in section.charts:
             xml.etree.ElementTree.fromstring(pe_svg.standalone(svg))
         self.assertIsNone(pe_report.scaling({**data, "scaling": []}))
