@@ -823,16 +823,16 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
         n = M; M = N; N = n;
     }
     const int pairs = bf16_products, direct = a_k == 1 && N <= FEW && !pairs;
-    // Blocks of even size. Which thread computes an element, and in which block, changes no bit of
-    // it: only kc splits a sum, and it depends on K alone.
-    const size_t threads = (size_t)thread_count();
+    // Threads share the tiles of MR rows, if there are few the panels of NR columns. Blocks of even
+    // size. Which thread computes an element, and in which block, changes no bit of it: only kc
+    // splits a sum, and it depends on K alone.
+    const size_t threads = (size_t)thread_count(), tiles = div_up(M, MR);
+    const size_t row_shares = tiles >= 2 * threads ? threads : 1, col_shares = threads / row_shares;
     const size_t kc = div_up(K, div_up(K, pairs ? 2 * KC : KC));
     const size_t nc = round_up(div_up(N, div_up(N, NC)), NR);
-    size_t row_blocks = div_up(M, MC), col_blocks = 1;
-    if (M >= 2 * MR * threads) row_blocks = round_up(row_blocks, threads);
-    else col_blocks = threads;    // few rows: the threads share columns
-    const size_t mc = direct ? MR : round_up(div_up(M, row_blocks), MR);
-    row_blocks = div_up(M, mc);
+    const size_t most = div_up(tiles, row_shares) * MR;
+    const size_t mc = direct ? MR : round_up(div_up(most, div_up(most, MC)), MR);
+    const size_t blocks = div_up(most, mc);    // of a share
     void (*const multiply)(float *, size_t, const float *, size_t, size_t, const float *, size_t,
                            size_t, size_t, size_t, const float *) = pairs ? product_bf16 : product;
     const size_t per_thread = mc * kc + (pairs ? NR * (kc + 1) : 0);
@@ -844,7 +844,7 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
         for (size_t n0 = 0; n0 < N; n0 += nc)
             for (size_t k0 = 0; k0 < K; k0 += kc) {
                 const size_t nn = min_size(nc, N - n0), kn = min_size(kc, K - k0);
-                const size_t panels = div_up(nn, NR), share = div_up(panels, col_blocks);
+                const size_t panels = div_up(nn, NR);
                 const float *add = k0 ? c : plus;
                 const size_t steps = pairs ? div_up(kn, 2) : kn;
                 #pragma omp for schedule(static) nowait
@@ -856,15 +856,18 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
                 }
                 barrier();
                 #pragma omp for schedule(static) nowait
-                for (long unit = 0; unit < (long)(row_blocks * col_blocks); unit++) {
-                    const size_t m0 = (size_t)unit / col_blocks * mc;
-                    const size_t p0 = (size_t)unit % col_blocks * share;
-                    const size_t p1 = min_size(panels, p0 + share);
-                    const size_t mn = min_size(mc, M - m0);
-                    const float *block = a + m0 * a_row + k0 * a_k;
+                for (long unit = 0; unit < (long)(threads * blocks); unit++) {
+                    const size_t share = (size_t)unit / blocks, block = (size_t)unit % blocks;
+                    const size_t s_row = share / col_shares, s_col = share % col_shares;
+                    const size_t m0 = tiles * s_row / row_shares * MR + block * mc;
+                    const size_t end = min_size(M, tiles * (s_row + 1) / row_shares * MR);
+                    const size_t mn = m0 < end ? min_size(mc, end - m0) : 0;
+                    const size_t p0 = panels * s_col / col_shares;
+                    const size_t p1 = panels * (s_col + 1) / col_shares;
+                    const float *from = a + m0 * a_row + k0 * a_k;
                     const int packed = !direct || mn < MR;
                     for (size_t i = 0; packed && p0 < p1 && i < mn; i += MR) {
-                        pack(pairs ? unpaired : pa + i * kn, block + i * a_row, a_row, a_k,
+                        pack(pairs ? unpaired : pa + i * kn, from + i * a_row, a_row, a_k,
                              min_size(MR, mn - i), MR, kn);
                         if (pairs) pair_up(pa + i * kn, unpaired, MR, kn);
                     }
@@ -872,7 +875,7 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
                         for (size_t i = 0; i < mn; i += MR) {
                             const size_t rows = min_size(MR, mn - i);
                             const size_t cols = min_size(NR, nn - p * NR);
-                            const float *ta = packed ? pa + i * kn : block;
+                            const float *ta = packed ? pa + i * kn : from;
                             const size_t ta_row = packed ? 1 : a_row, ta_k = packed ? MR : 1;
                             const float *tb = packed_b + p * NR * kn;
                             const size_t row = m0 + i, col = n0 + p * NR;
@@ -885,12 +888,12 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
                             float edge[MR * NR], edge_t[NR * MR];
                             multiply(edge, NR, ta, ta_row, ta_k, tb, NR, MR, cols, steps, NULL);
                             if (turned) pack(edge_t, edge, NR, 1, MR, MR, NR);
-                            const float *from = turned ? edge_t : edge;
+                            const float *tile = turned ? edge_t : edge;
                             const size_t step = turned ? MR : NR;
                             const size_t high = turned ? cols : rows, wide = turned ? rows : cols;
                             for (size_t y = 0; y < high; y++)
                                 for (size_t x = 0; x < wide; x++)
-                                    c[at + y * ldc + x] = from[y * step + x]
+                                    c[at + y * ldc + x] = tile[y * step + x]
                                                           + (add ? add[at + y * ldc + x] : 0);
                         }
                 }
