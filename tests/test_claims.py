@@ -43,7 +43,7 @@ class Rules(unittest.TestCase):
             self.assertIs(rule(self.low, self.high, "a", "b").holds, holds)
             self.assertIs(rule(self.high, self.low, "a", "b").holds, not holds)
             self.assertEqual(rule(self.low, self.high, "a", "b").numbers,
-                             "a: 1.233, b: 1.433; -0.200 ± 0.025")
+                             "a: 1.233, b: 1.433 (-0.200 ± 0.025)")
 
     def test_noise_decides_nothing(self):
         for a, b in ((self.low, {1: 1.5, 2: 1.4, 3: 1.2}), ({1: 1.0}, {1: 2.0}),    # one seed
@@ -129,7 +129,7 @@ class Sayings(unittest.TestCase):
             self.assertEqual(names.count(f"{pos}-s2"), 1)
         story = self.claims("index_probe")
         self.assertEqual(trained(), before)
-        for part in ("index_probe: does not hold", "saying", "yet it works, its loss",
+        for part in ("index_probe: does not hold", "saying", "loss at L rope: ",
                      "command    ./train --pos rope --layers 1", "command    ./run ",
                      "--by-position", "repeat     scripts/claims index_probe; change it at "):
             self.assertIn(part, story.stdout)
