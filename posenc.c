@@ -162,7 +162,12 @@ static void t5_backward(float *dshared, const PosTables *dt, const float *shared
    Press, Smith & Lewis 2022; otherwise, as in their code, the slopes of the next lower power of
    two, followed by every other slope of the next higher one. No parameters. (Under a causal mask
    the same as adding m_h j: softmax ignores what a whole row has in common.)
+   With `learned` the slope is m_h e^(g_h), g (H) trained, shared by all layers, from zero: it starts
+   at m_h and keeps its sign, and d/dg_h = sum_n bias[h][n] dbias[h][n]. The authors tried trained
+   slopes and kept fixed ones.
    Past the trained length: far keys fade, so the loss stays flat. */
+
+enum { ALIBI_LEARNED };
 
 static double alibi_slope(int h, int H)    // h = 0 .. H-1
 {
@@ -172,12 +177,39 @@ static double alibi_slope(int h, int H)    // h = 0 .. H-1
                      : pow(2, -4.0 * (2 * (h - power) + 1) / power);
 }
 
-static void alibi_build(PosTables *t, float *shared, const Config *c)
+static size_t alibi_params(const Config *c)
 {
-    bias_build(t, shared, c);
-    for (int h = 0; h < c->n_heads; h++)
-        for (int n = 0; n < t->len; n++)
-            *pos_bias(t, h, n) = (float)(-alibi_slope(h, c->n_heads) * n);
+    return c->pos_opt[ALIBI_LEARNED] != 0 ? (size_t)c->n_heads : 0;
+}
+
+static void alibi_fill(PosTables *t, const float *g, const Config *c)    // g NULL: all are zero
+{
+    for (int h = 0; h < c->n_heads; h++) {
+        const double m = alibi_slope(h, c->n_heads) * (g ? exp((double)g[h]) : 1);
+        for (int n = 0; n < t->len; n++) *pos_bias(t, h, n) = (float)(-m * n);
+    }
+}
+
+static void alibi_build(PosTables *t, float *g, const Config *c)
+{
+    bias_build(t, g, c);
+    alibi_fill(t, NULL, c);
+}
+
+static void alibi_forward(PosTables *t, const float *g, const Config *c)
+{
+    if (g) alibi_fill(t, g, c);
+}
+
+static void alibi_backward(float *dg, const PosTables *dt, const float *g, const Config *c)
+{
+    if (!g) return;
+    for (int h = 0; h < c->n_heads; h++) {
+        const double m = alibi_slope(h, c->n_heads) * exp((double)g[h]);
+        double sum = 0;
+        for (int n = 0; n < dt->len; n++) sum += (double)n * (double)*pos_bias(dt, h, n);
+        dg[h] -= (float)(m * sum);
+    }
 }
 
 /* ---- rope ---------------------------------------------------------------------------------------
@@ -286,7 +318,10 @@ const PosEnc posencs[] = {
       .build = bias_build, .forward = t5_forward, .backward = t5_backward },
     { .name = "alibi",
       .help = "a fixed penalty by distance, one slope per head (Press et al. 2022)",
-      .build = alibi_build },
+      .options = { { "alibi-learned", "1: train the slopes, from the fixed ones on", 0, 0, 1, 1,
+                     .shape = 1 } },
+      .shared_params = alibi_params, .build = alibi_build, .forward = alibi_forward,
+      .backward = alibi_backward },
     { .name = "rope", .help = "q and k turned by their position (Su et al. 2021)",
       .options = { { "rope-base", "base of the wavelengths", 10000, 1, .max = 1e12 },
                    { "rope-dims", "dimensions of a head to turn; 0: all",

@@ -6,11 +6,11 @@
 
 /* ---- Options: the defaults are here, --help prints them -------------------------------------- */
 
-enum { STOPS = 8, CONTEXTS = 32, POS_OWN = 18 };    // own options; the encodings' follow
+enum { STOPS = 8, CONTEXTS = 32, POS_OWN = 19 };    // own options; the encodings' follow
 
 static const char *prompt, *prompt_file, *stops[STOPS], *tokenizer_file, *ctx_list;
 static const char *eval_file, *inspect_file;
-static int tokens = 256, top_k, threads, quiet, encode, by_position, stride, int8;
+static int tokens = 256, top_k, threads, quiet, encode, by_position, stride, int8, first_position;
 static double temperature = 0.8, top_p = 0.95;
 static uint64_t seed;
 
@@ -43,6 +43,8 @@ static Option options[POS_OWN + MOST_POS_OPTIONS] = {
       .help = "with --eval: by position in the window: ctx from to tokens loss" },
     { "stride", 0, "N", .i = &stride, .min = 0, .max = 1 << 24,
       .help = "with --eval: windows of ctx that overlap and score their last N; 0: no overlap" },
+    { "first-position", 0, "N", .i = &first_position, .min = 0, .max = 1 << 24,
+      .help = "with --eval: the position of a window's first token" },
     { "inspect", 0, "FILE", .s = &inspect_file,
       .help = "print the encoding and the attention on a text: what layer head row column value" },
     { "quiet", 'q', NULL, "print errors and warnings only", .on = &quiet },
@@ -111,6 +113,7 @@ static void score(Model *m, float *loss, const int *text, size_t n, size_t T, si
 {
     const size_t windows = n > T ? 1 + div_up(n - T, N) : 1, at_once = div_up(PIECE_TOKENS, T);
     int *x = xmalloc(at_once * T * sizeof *x), *y = xmalloc(at_once * T * sizeof *y);
+    int *positions = xmalloc(at_once * T * sizeof *positions);
     float *scored = xmalloc(at_once * T * sizeof *scored);
     for (size_t w = 0, B; w < windows; w += B) {
         const size_t length = min_size(T, n - w * N);
@@ -118,14 +121,15 @@ static void score(Model *m, float *loss, const int *text, size_t n, size_t T, si
             memcpy(x + B * length, text + (w + B) * N, length * sizeof *x);
             memcpy(y + B * length, text + (w + B) * N + 1, length * sizeof *y);
         }
-        model_loss(m, scored, x, y, NULL, (int)B, (int)length);
+        for (size_t i = 0; i < B * length; i++) positions[i] = first_position + (int)(i % length);
+        model_loss(m, scored, x, y, first_position ? positions : NULL, (int)B, (int)length);
         for (size_t b = 0; b < B; b++) {
             const size_t first = w + b ? T - N : 0;
             memcpy(loss + (w + b) * N + first, scored + b * length + first,
                    (length - first) * sizeof *loss);
         }
     }
-    free(x), free(y), free(scored);
+    free(x), free(y), free(positions), free(scored);
 }
 
 /* Over positions [from, to) of the windows of `score`. */
@@ -159,7 +163,7 @@ static void evaluate(Model *m, const int *contexts, int n_contexts)
     for (int i = 0; i < n_contexts; i++) {
         const size_t ctx = (size_t)contexts[i], N = stride ? (size_t)stride : ctx;
         if (N > ctx) die(2, "--stride %zu exceeds the context of %zu", N, ctx);
-        model_tables(m, contexts[i]);
+        model_tables(m, first_position + contexts[i]);
         score(m, loss, ids, n, ctx, N);
         const double all = mean(loss, n, &count, ctx, N, 0, ctx);
         if (!isfinite(all))
@@ -372,6 +376,7 @@ int main(int argc, char **argv)
     if (eval_file && inspect_file) die(2, "--eval and --inspect exclude each other");
     if (by_position && !eval_file) die(2, "--by-position needs --eval");
     if (stride && !eval_file) die(2, "--stride needs --eval");
+    if (first_position && !eval_file) die(2, "--first-position needs --eval");
     int contexts[CONTEXTS] = {0}, longest = 0, n_contexts = parse_contexts(contexts);
     if (n_contexts > 1 && !eval_file) die(2, "--ctx takes one number here; a list needs --eval");
     for (int i = 0; i < n_contexts; i++) longest = contexts[i] > longest ? contexts[i] : longest;
@@ -387,7 +392,9 @@ int main(int argc, char **argv)
     if (int8) model_quantize(&m);
     if (!m.tokenizer.size)
         die(1, "%s: has no vocabulary inside; name it with -z tokenizer.bin", argv[0]);
-    if (!n_contexts) contexts[n_contexts++] = c->seq_len;
+    if (!n_contexts) longest = contexts[n_contexts++] = c->seq_len;
+    longest += first_position;
+    max_positions(c, longest, argv[0]);
     if (!quiet && !encode) {
         fprintf(stderr, "run: %s: %.2fM parameters, encoding %s, trained length %d; "
                 "%s weights; %d thread%s (%s), vectors of %d floats\n",

@@ -30,6 +30,7 @@ margin:12px 0}.charts svg{display:block;width:100%;height:auto}
 th,td{padding:2px 10px 2px 0;text-align:right;font-variant-numeric:tabular-nums}
 th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:#fff}
 th{font-weight:600;border-bottom:1px solid #999}
+.text{text-align:left;white-space:normal;min-width:14em;vertical-align:top}
 summary{cursor:pointer}
 @media screen and (prefers-color-scheme:dark){body{background:#161616;color:#ececec}
 th:first-child,td:first-child{background:#161616}}
@@ -388,7 +389,21 @@ def speed(data):
          for row in data["summary"]])
 
 
-SECTIONS = (curves, finals, contexts, positions, encodings, attention, scaling, speed)
+def claims(data):
+    """The table that scripts/claims --out DIR left there."""
+    if not data["claims"]:
+        return None
+    names = ["saying", "verdict", "numbers", "explanation", "command", "place"]
+    return Section(
+        "Sayings, tried",
+        "Each row is a saying about positional encodings with the verdict of one short experiment; "
+        "its command tells the whole story, and its code stands at the place named.",
+        "Where chance has a part, differences inside the noise of the seeds decide nothing; the "
+        "experiments use small models of their own, see scripts/claims --help.",
+        [], names, [[row[name] for name in names] for row in data["claims"]])
+
+
+SECTIONS = (curves, finals, contexts, positions, encodings, attention, scaling, speed, claims)
 
 
 # ---- The page ------------------------------------------------------------------------------------
@@ -420,7 +435,9 @@ def explanation(data):
 
 def html_table(header, rows):
     def cells(row, tag):
-        return "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in row)
+        texts = [str(cell) for cell in row]
+        return "".join(f'<{tag}{" class=text" * (len(text) > 24)}>{escape(text)}</{tag}>'
+                       for text in texts)
     body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
     return (f'<div class="scroll"><table><thead><tr>{cells(header, "th")}</tr></thead>'
             f"<tbody>{body}</tbody></table></div>")

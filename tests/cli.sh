@@ -374,6 +374,18 @@ ok "--stride 8 to be no overlap at context 8, and another loss at 32" \
 run m.bin --eval abc.txt --ctx 32,16 --stride 32
 ok "--stride 32 to be refused at context 16" eval '[ $rc -eq 2 ] && grep -q "32 exceeds .* 16" err'
 
+# From another position on: what is relative does not care, what is absolute does, and a table ends.
+for e in $encodings; do
+    run $e.bin --eval abc.txt --ctx 8; mv out a
+    run $e.bin --eval abc.txt --ctx 8 --first-position 0; same a out
+    run $e.bin --eval abc.txt --ctx 8 --first-position 5; mv out b
+    case $e in sinusoidal|learned) want='1 ' ;; *) want='0 ' ;; esac
+    ok "$e from position 5 on: another loss $want" [ "$want" = "$(cat a b |
+        awk -F '\t' '$2 == 1079 { x[++n] = $3 } END { d = x[1] - x[2]; print (d * d > 1e-10) " " }')" ]
+done
+fails 1 '17 positions .* learned .* 16 '      run learned.bin --eval abc.txt --first-position 1
+fails 2 '--first-position needs --eval'       run m.bin --first-position 1
+
 fails 1 'one: nothing to score'               run m.bin --eval one
 fails 1 'no.txt: No such file'                run m.bin --eval no.txt
 works '' train --steps 3 --val other.txt --log l.tsv --out e.bin abc.txt

@@ -212,6 +212,14 @@ class Sections(unittest.TestCase):
             xml.etree.ElementTree.fromstring(pe_svg.standalone(svg))
         self.assertIsNone(pe_report.scaling({**data, "scaling": []}))
 
+    def test_claims(self):
+        row = dict.fromkeys(("name", "saying", "verdict", "numbers", "explanation", "command",
+                             "place"), "x")
+        section = pe_report.claims({"claims": [{**row, "verdict": "holds"}]})
+        self.check(section, [], {"x": ["x"] * 4})
+        self.assertEqual(section.rows[0][1], "holds")
+        self.assertIsNone(pe_report.claims({"claims": []}))
+
 
 class Page(html.parser.HTMLParser):
     """Collects what a browser would fetch or run, and tags that do not match."""

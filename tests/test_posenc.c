@@ -80,7 +80,20 @@ static void test_alibi(void)
     tables_create(&t, &c, NULL, 8);
     CHECK_CLOSE(*pos_bias(&t, 8, 1), -.707107, 1e-6);
     CHECK_CLOSE(*pos_bias(&t, 11, 1), -.0883883, 1e-6);
-    free(t.owned[0]);
+    // learned: a parameter for each head, the logarithm of a factor of its slope
+    PosTables fixed = t;
+    float g[12] = {0};
+    CHECK(!c.pos->shared_params(&c));
+    c.pos_opt[pos_option(c.pos, "alibi-learned")] = 1;
+    CHECK(c.pos->shared_params(&c) == 12);
+    tables_create(&t, &c, g, 8);
+    c.pos->forward(&t, g, &c);
+    CHECK(!memcmp(t.bias, fixed.bias, 12 * pos_bias_stride(&t) * 4));    // starts as they are
+    g[8] = logf(3);
+    c.pos->forward(&t, g, &c);
+    CHECK_CLOSE(*pos_bias(&t, 8, 2), -6 * .707107, 1e-5);
+    CHECK(*pos_bias(&t, 7, 7) == *pos_bias(&fixed, 7, 7));
+    free(t.owned[0]), free(fixed.owned[0]);
 }
 
 static void test_t5(void)
@@ -262,7 +275,8 @@ static void logits_of(Model *m, float *out, const int *tokens, const int *positi
     model_logits(m, out, tokens, positions, B, T);
 }
 
-/* Without its parameters, or its factor, an encoding must be `none`, bit for bit. */
+/* Without its parameters, or its factor, an encoding must be `none`, bit for bit. What alibi trains
+   is the logarithm of a factor of its slopes. */
 static void test_reduces_to_none(void)
 {
     int *tokens = random_tokens(B * T, V, 1);
@@ -284,7 +298,9 @@ static void test_reduces_to_none(void)
             CHECK(!strcmp(e->name, "none") == !memcmp(want, with, B * T * V * 4));
             for (int i = 0; i < m.params.n_tensors; i++) {
                 const Tensor *t = &m.params.tensors[i];
-                if (t->kind == POSITION) memset(m.params.data + t->offset, 0, t->count * 4);
+                const float nothing = !strcmp(e->name, "alibi") ? -INFINITY : 0;
+                for (size_t k = 0; t->kind == POSITION && k < t->count; k++)
+                    m.params.data[t->offset + k] = nothing;
             }
             if (!m.params.pos) {    // fixed tables
                 if (m.pos.bias) memset(m.pos.bias, 0, 4 * pos_bias_stride(&m.pos) * 4);
