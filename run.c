@@ -181,15 +181,25 @@ static void evaluate(Model *m, const int *contexts, int n_contexts)
     free(ids), free(loss);
 }
 
+/* The most inputs, all tokens but the newline, that a line has, or the most in its question. */
+static size_t longest(const Example *line, size_t n, int question)
+{
+    size_t most = 0;
+    for (size_t i = 0; i < n; i++) {
+        const size_t length = (question ? line[i].answer : line[i].end) - 1 - line[i].at;
+        if (length > most) most = length;
+    }
+    return most;
+}
+
 typedef struct { size_t lines, exact, tokens; double loss; } Answers;    // loss: the sum
 
-/* Adds B lines of at most T inputs to *a. A line is exact if every token of its answer and its
+/* Adds B lines to *a. A line is exact if every token of its answer and its
    newline is the likeliest after the true ones before it, which by induction is that greedy
    generation gives them. */
-static void judge(Model *m, Answers *a, const int *ids, size_t n, const Example *line, size_t B,
-                  size_t T)
+static void judge(Model *m, Answers *a, const int *ids, size_t n, const Example *line, size_t B)
 {
-    const size_t V = (size_t)m->config.vocab_size;
+    const size_t V = (size_t)m->config.vocab_size, T = longest(line, B, 0);
     int *x = xmalloc(B * T * sizeof *x);
     float *logits = xmalloc(B * T * V * sizeof *logits);
     for (size_t i = 0; i < B * T; i++)    // what is read behind a line is any token
@@ -212,25 +222,20 @@ static void judge(Model *m, Answers *a, const int *ids, size_t n, const Example 
 static void evaluate_answers(Model *m, int ctx)
 {
     enum { LOGITS = 1 << 18 };    // floats of logits at a time, or those of one line
-    size_t n, n_lines, longest = 0, T = 1;
+    size_t n, n_lines;
     int *ids = encode_file(m, eval_file, &n);
     Example *line = examples_find(&m->tokenizer, answers, ids, n, ctx, eval_file, 0, &n_lines);
-    for (size_t i = 0; i < n_lines; i++) {
-        const size_t question = line[i].answer - 1 - line[i].at;
-        const size_t inputs = line[i].end - 1 - line[i].at;
-        longest = question > longest ? question : longest;
-        T = inputs > T ? inputs : T;
-    }
-    const size_t at_once = LOGITS / (T * (size_t)m->config.vocab_size) + 1;
+    const size_t most = longest(line, n_lines, 1), inputs = longest(line, n_lines, 0);
+    const size_t at_once = LOGITS / (inputs * (size_t)m->config.vocab_size) + 1;
     Example *batch = xmalloc(at_once * sizeof *batch);
     printf("length\tlines\texact\ttokens\tloss\n");
-    for (size_t length = 0; length <= longest; length++) {    // of the question
+    for (size_t length = 0; length <= most; length++) {    // of the question
         Answers a = {0};
         size_t B = 0;
         for (size_t i = 0; i < n_lines; i++) {
             if (line[i].answer - 1 - line[i].at == length) batch[B++] = line[i];
             if (!B || (B < at_once && i + 1 < n_lines)) continue;
-            judge(m, &a, ids, n, batch, B, T);
+            judge(m, &a, ids, n, batch, B);
             B = 0;
         }
         if (!isfinite(a.loss))

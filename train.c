@@ -179,11 +179,18 @@ static size_t inputs(Example e) { return e.end - 1 - e.at; }
 
 /* Sequence w of the run, a random line or ctx + 1 tokens from a random place: a function of the
    seed and w alone. */
-static Example draw(Tokens data, int64_t w)
+static Example draw(Tokens data, uint64_t w)
 {
-    const uint64_t r = rng(seed, RNG_DATA, (uint64_t)w);
+    const uint64_t r = rng(seed, RNG_DATA, w);
     return data.line ? data.line[r % data.lines]
                      : window((size_t)(r % (data.n - (size_t)ctx)), (size_t)ctx);
+}
+
+static int by_inputs(const void *a, const void *b)    // ties: one order, whatever sorts
+{
+    const Example *p = a, *q = b;
+    if (inputs(*p) != inputs(*q)) return inputs(*p) < inputs(*q) ? -1 : 1;
+    return p->at < q->at ? -1 : p->at > q->at;
 }
 
 /* T inputs and targets, of which the answer's count. Returns how many. What is read behind the end
@@ -469,11 +476,13 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
 {
     const size_t pass_tokens = (size_t)batch * (size_t)ctx;
     int *x = xmalloc(pass_tokens * sizeof *x), *y = xmalloc(pass_tokens * sizeof *y);
+    const size_t per_step = (size_t)batch * (size_t)accum;
+    Example *drawn = xmalloc(per_step * sizeof *drawn);
     const AdamW adamw = { 0.9f, 0.95f, 1e-8f, (float)weight_decay, (float)clip };
     const int64_t last = stop_after && stop_after < steps ? stop_after : steps, first = state->step;
     const int tty = isatty(STDERR_FILENO) && !quiet;
     const int every = eval_every ? eval_every : steps > 10 ? steps / 10 : 1;
-    const double per_step = (double)pass_tokens * accum, began = seconds();
+    const double step_tokens = (double)pass_tokens * accum, began = seconds();
     double shown = began, ms = 0, val_loss = NAN;
     FILE *log = log_file ? log_open(first) : NULL;
     Profile spent = {0};
@@ -484,18 +493,21 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
         const double t0 = seconds(), rate = learning_rate(step);
         double loss = 0;
         profile = profiled ? &spent : NULL;
+        size_t of_step = 0;    // targets that count
+        for (size_t i = 0; i < per_step; i++) {
+            drawn[i] = draw(data, (uint64_t)(step - 1) * per_step + i);
+            of_step += drawn[i].end - drawn[i].answer;
+        }
+        // Lines of like length share a pass, which is as long as its last.
+        if (data.line) qsort(drawn, per_step, sizeof *drawn, by_inputs);
         for (int pass = 0; pass < accum; pass++) {
-            const int64_t first_of_pass = ((step - 1) * accum + pass) * batch;
-            size_t T = 0;    // the longest of the pass
-            for (int b = 0; b < batch; b++) {
-                const size_t n = inputs(draw(data, first_of_pass + b));
-                if (n > T) T = n;
-            }
-            for (int b = 0; b < batch; b++) {
-                const size_t at = (size_t)b * T;
-                fill(x + at, y + at, data, draw(data, first_of_pass + b), T);
-            }
-            loss += model_backward(m, x, y, NULL, batch, (int)T, 1.0f / (float)accum) / accum;
+            const Example *e = drawn + (size_t)pass * (size_t)batch;
+            const size_t T = inputs(e[batch - 1]);
+            size_t of_pass = 0;
+            for (int b = 0; b < batch; b++)
+                of_pass += fill(x + (size_t)b * T, y + (size_t)b * T, data, e[b], T);
+            const double passes = (double)of_step / (double)of_pass;    // accum for windows
+            loss += model_backward(m, x, y, NULL, batch, (int)T, 1.0f / (float)passes) / passes;
         }
         const double norm = model_update(m, step, &adamw, (float)rate);
         const double took = 1e3 * (seconds() - t0);
@@ -515,9 +527,9 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
             if (better && !isnan(val_loss)) state->best_val = val_loss, state->best_step = step;
         }
         if (log) {
-            fprintf(log, "%lld\t%.0f\t%.6f\t", (long long)step, (double)step * per_step, loss);
+            fprintf(log, "%lld\t%.0f\t%.6f\t", (long long)step, (double)step * step_tokens, loss);
             if (at_eval && !isnan(val_loss)) fprintf(log, "%.6f", val_loss);
-            fprintf(log, "\t%.6e\t%.6f\t%.3f\t%.0f\n", rate, norm, took, per_step / took * 1e3);
+            fprintf(log, "\t%.6e\t%.6f\t%.3f\t%.0f\n", rate, norm, took, step_tokens / took * 1e3);
             if (fflush(log)) die(1, "%s: %s", log_file, strerror(errno));
         }
         if (!quiet && (at_eval || seconds() - shown > (tty ? 1.0 / 6 : 30))) {
@@ -528,7 +540,7 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
                     " | %s tok/s | eta %s%s",
                     tty ? "\r\033[?7l" : "", (long long)step, steps, loss,
                     isnan(val_loss) ? "n/a" : number(val_loss), norm, rate, ms,
-                    human(per_step / ms * 1e3), minutes(left),
+                    human(step_tokens / ms * 1e3), minutes(left),
                     !tty ? "\n" : at_eval ? "\033[K\033[?7h\n" : "\033[K\033[?7h");
             shown = seconds();
         }
@@ -546,11 +558,11 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
     note("train: %s after step %lld in %s, %s tok/s, %s, peak memory %.0f MiB, saved %s",
          interrupted && state->step < steps ? "interrupted" : "done", (long long)state->step,
          minutes(elapsed),
-         human((double)(state->step - first) * per_step / (elapsed > 0 ? elapsed : 1)), best,
+         human((double)(state->step - first) * step_tokens / (elapsed > 0 ? elapsed : 1)), best,
          peak_mib(), out);
     if (profiled) print_profile(&spent, in_steps);
     if (state->step < steps) note("train: go on with --resume %s and the same text", out);
-    free(x), free(y);
+    free(x), free(y), free(drawn);
 }
 
 int main(int argc, char **argv)
