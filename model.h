@@ -214,12 +214,14 @@ void model_tables(Model *m, int len);
 void model_train_begin(Model *m);
 void model_free(Model *m);        // all that it holds, the tokenizer and the mapped file included
 
-/* Mean cross entropy in nats of targets (B, T) after tokens (B, T), every sequence by itself.
-   positions (B, T) must not decrease along a sequence; NULL means 0 .. T-1.
+/* Mean cross entropy in nats of targets (B, T) after tokens (B, T), every sequence by itself. A
+   negative target does not count: its loss is 0, and the mean is over the others, NaN if there are
+   none. positions (B, T) must not decrease along a sequence; NULL means 0 .. T-1.
    losses (B, T): receives the loss of each target, or NULL. */
 double model_loss(Model *m, float *losses, const int *tokens, const int *targets,
                   const int *positions, int B, int T);
-/* Returns the same, and adds `weight` times its gradient to m->grads. The batch is worked off in
+/* Returns the same, of one target that counts or more, and adds `weight` times its gradient to
+   m->grads. The batch is worked off in
    fixed pieces, so memory depends on T, not on B. */
 double model_backward(Model *m, const int *tokens, const int *targets, const int *positions,
                       int B, int T, float weight);
@@ -289,12 +291,23 @@ int *tokenizer_encode(const Tokenizer *t, const char *text, size_t length, size_
    drops the blank that encode put in front; tokens 1 and 2, begin and end of text, are empty. */
 const char *tokenizer_decode(const Tokenizer *t, int token, int first, int *length);
 
+/* ---- Questions and answers: every line of a text is question, mark, answer, newline ---------- */
+
+typedef struct { size_t at, answer, end; } Example;    // tokens of a line: its first, the first of
+                                                       //   its answer, one past its newline
+/* The lines of a text in order, *count, which the caller frees; the first mark of a line ends its
+   question. Exits 2 if the mark is not one byte that is a token of its own, and 1, naming `path`
+   and the line, whose number is one more than `before` at the first, if a line lacks its mark or
+   its newline, or reads more than ctx tokens: all but the newline. */
+Example *examples_find(const Tokenizer *t, const char *mark, const int *tokens, size_t n, int ctx,
+                       const char *path, size_t before, size_t *count);
+
 /* ---- Files ----------------------------------------------------------------------------------- */
 
 typedef struct {                  // what a training run needs to go on; all that decides its bits
     int64_t step, steps;          // done, and of the whole schedule
     int64_t batch, accum, warmup; // sequences per pass, passes per step, steps up to lr
-    uint64_t seed, data_sum;      // data_sum: checksum of the tokens of both parts
+    uint64_t seed, data_sum;      // data_sum: checksum of the tokens of both parts, and the mark
     double lr, min_lr, weight_decay, clip, val_frac;
     double best_val;              // lowest validation loss so far, in nats per token,
     int64_t best_step;            //   and where; 0: none yet
@@ -1248,10 +1261,15 @@ static float row_max(const float *x, size_t n)
 }
 
 /* Softmax and cross entropy of one row: returns log(sum e^x) - x[target]. The row is
-   overwritten, with scale * (softmax(x) - onehot(target)) if scale is not 0.
+   overwritten, with scale * (softmax(x) - onehot(target)) if scale is not 0. A target that does not
+   count has neither loss nor gradient.
    torch: F.cross_entropy(x, target) */
 static float cross_entropy(float *x, size_t n, int target, float scale)
 {
+    if (target < 0) {
+        memset(x, 0, n * sizeof *x);
+        return 0;
+    }
     const float m = row_max(x, n), at_target = x[target];
     vec sums = {0};
     float sum = 0;
@@ -2251,7 +2269,8 @@ static double run_batch(Model *m, float *losses, const int *tokens, const int *t
 {
     const Config *c = &m->config;
     const int step = piece_sequences(B, T);
-    const size_t all = (size_t)B * (size_t)T;
+    size_t counted = 0;
+    for (size_t i = 0; i < (size_t)B * (size_t)T; i++) counted += targets[i] >= 0;
     double sum = 0;
     Activations *a = activations_for(m, (size_t)step * (size_t)T, weight != 0);
     if (c->pos->forward) c->pos->forward(&m->pos, m->params.pos, c);
@@ -2262,13 +2281,13 @@ static double run_batch(Model *m, float *losses, const int *tokens, const int *t
         const size_t at = (size_t)b * (size_t)T, rows = (size_t)n * (size_t)T;
         const int *piece_positions = positions ? positions + at : NULL;
         model_forward(m, NULL, tokens + at, piece_positions, n, T);
-        loss_head(m, targets + at, rows, weight / (float)all);
+        loss_head(m, targets + at, rows, weight / (float)counted);
         for (size_t r = 0; r < rows; r++) sum += a->losses[r];
         if (losses) memcpy(losses + at, a->losses, rows * sizeof *losses);
         if (weight != 0) layers_backward(m, tokens + at, piece_positions, n, T);
     }
     if (weight != 0 && c->pos->backward) c->pos->backward(m->grads.pos, &m->dpos, m->params.pos, c);
-    return sum / (double)all;
+    return sum / (double)counted;
 }
 
 double model_loss(Model *m, float *losses, const int *tokens, const int *targets,
@@ -2752,6 +2771,43 @@ const char *tokenizer_decode(const Tokenizer *t, int token, int first, int *leng
     if (token == 1 || token == 2) *length = 0;    // begin and end of text are not text
     if (first && *length && *s == ' ') s++, --*length;
     return s;
+}
+
+/* The token of a text that is one byte of ASCII, -1 if there is none. */
+static int tokenizer_byte(const Tokenizer *t, char c)
+{
+    if (t->bytes) return (uint8_t)c;
+    const int piece = piece_find(t, &c, 1);
+    return piece >= 0 ? piece : t->byte_id[(uint8_t)c];
+}
+
+Example *examples_find(const Tokenizer *t, const char *mark, const int *tokens, size_t n, int ctx,
+                       const char *path, size_t before, size_t *count)
+{
+    const int newline = tokenizer_byte(t, '\n'), usable = strlen(mark) == 1 && *mark != '\n';
+    const int ends = usable ? tokenizer_byte(t, *mark) : -1;
+    if (newline < 0 || ends < 0)
+        die(2, "--answers: \"%s\" is not one byte of ASCII that is a token of its own", mark);
+    Example *line = NULL, e = {0};
+    size_t room = 0;
+    *count = 0;
+    for (size_t i = 0; i < n; i++) {
+        const size_t number = before + *count + 1;
+        if (tokens[i] == ends && e.answer == e.at) e.answer = i + 1;
+        if (tokens[i] != newline) {
+            if (i + 1 == n) die(1, "%s: line %zu has no newline at its end", path, number);
+            continue;
+        }
+        e.end = i + 1;
+        if (e.answer == e.at) die(1, "%s: line %zu has no \"%s\"", path, number, mark);
+        if (i - e.at > (size_t)ctx)
+            die(1, "%s: line %zu has %zu tokens before its newline, the context %d (--ctx)", path,
+                number, i - e.at, ctx);
+        line = grow(line, &room, *count + 1, sizeof *line);
+        line[(*count)++] = e;
+        e.at = e.answer = e.end;
+    }
+    return line;
 }
 
 /* ---- Files --------------------------------------------------------------------------------------

@@ -6,10 +6,10 @@
 
 /* ---- Options: the defaults are here, --help prints them -------------------------------------- */
 
-enum { STOPS = 8, CONTEXTS = 32, POS_OWN = 19 };    // own options; the encodings' follow
+enum { STOPS = 8, CONTEXTS = 32, POS_OWN = 20 };    // own options; the encodings' follow
 
 static const char *prompt, *prompt_file, *stops[STOPS], *tokenizer_file, *ctx_list;
-static const char *eval_file, *inspect_file;
+static const char *eval_file, *inspect_file, *answers;
 static int tokens = 256, top_k, threads, quiet, encode, by_position, stride, int8, first_position;
 static double temperature = 0.8, top_p = 0.95;
 static uint64_t seed;
@@ -45,6 +45,8 @@ static Option options[POS_OWN + MOST_POS_OPTIONS] = {
       .help = "with --eval: windows of ctx that overlap and score their last N; 0: no overlap" },
     { "first-position", 0, "N", .i = &first_position, .min = 0, .max = 1 << 24,
       .help = "with --eval: the position of a window's first token" },
+    { "answers", 0, "MARK", .s = &answers,
+      .help = "with --eval: lines of question, MARK, answer: length lines exact tokens loss" },
     { "inspect", 0, "FILE", .s = &inspect_file,
       .help = "print the encoding and the attention on a text: what layer head row column value" },
     { "quiet", 'q', NULL, "print errors and warnings only", .on = &quiet },
@@ -181,6 +183,74 @@ static void evaluate(Model *m, const int *contexts, int n_contexts)
         output_check();
     }
     free(ids), free(loss);
+}
+
+/* The most inputs, all tokens but the newline, that a line has, or the most in its question. */
+static size_t longest(const Example *line, size_t n, int question)
+{
+    size_t most = 0;
+    for (size_t i = 0; i < n; i++) {
+        const size_t length = (question ? line[i].answer : line[i].end) - 1 - line[i].at;
+        if (length > most) most = length;
+    }
+    return most;
+}
+
+typedef struct { size_t lines, exact, tokens; double loss; } Answers;    // loss: the sum
+
+/* Adds B lines to *a. A line is exact if every token of its answer and its
+   newline is the likeliest after the true ones before it, which by induction is that greedy
+   generation gives them. */
+static void judge(Model *m, Answers *a, const int *ids, size_t n, const Example *line, size_t B)
+{
+    const size_t V = (size_t)m->config.vocab_size, T = longest(line, B, 0);
+    int *x = xmalloc(B * T * sizeof *x);
+    float *logits = xmalloc(B * T * V * sizeof *logits);
+    for (size_t i = 0; i < B * T; i++)    // what is read behind a line is any token
+        x[i] = ids[min_size(line[i / T].at + i % T, n - 1)];
+    model_logits(m, logits, x, NULL, (int)B, (int)T);
+    for (size_t b = 0; b < B; b++) {
+        int right = 1;
+        for (size_t k = line[b].answer; k < line[b].end; k++) {
+            float *row = logits + (b * T + k - 1 - line[b].at) * V;
+            right &= sample(row, (int)V, 0, 0, 1, 0) == ids[k];
+            a->loss += (double)cross_entropy(row, V, ids[k], 0);
+            a->tokens++;
+        }
+        a->exact += (size_t)right;
+        a->lines++;
+    }
+    free(x), free(logits);
+}
+
+static void evaluate_answers(Model *m, int ctx)
+{
+    enum { LOGITS = 1 << 18 };    // floats of logits at a time, or those of one line
+    size_t n, n_lines;
+    int *ids = encode_file(m, eval_file, &n);
+    Example *line = examples_find(&m->tokenizer, answers, ids, n, ctx, eval_file, 0, &n_lines);
+    const size_t most = longest(line, n_lines, 1), inputs = longest(line, n_lines, 0);
+    const size_t at_once = LOGITS / (inputs * (size_t)m->config.vocab_size) + 1;
+    Example *batch = xmalloc(at_once * sizeof *batch);
+    printf("length\tlines\texact\ttokens\tloss\n");
+    for (size_t length = 0; length <= most; length++) {    // of the question
+        Answers a = {0};
+        size_t B = 0;
+        for (size_t i = 0; i < n_lines; i++) {
+            if (line[i].answer - 1 - line[i].at == length) batch[B++] = line[i];
+            if (!B || (B < at_once && i + 1 < n_lines)) continue;
+            judge(m, &a, ids, n, batch, B);
+            B = 0;
+        }
+        if (!isfinite(a.loss))
+            die(1, "the loss at length %zu is %g: the model computes values that are not numbers",
+                length, a.loss);
+        if (a.lines)
+            printf("%zu\t%zu\t%.6f\t%zu\t%.6f\n", length, a.lines,
+                   (double)a.exact / (double)a.lines, a.tokens, a.loss / (double)a.tokens);
+    }
+    output_check();
+    free(ids), free(line), free(batch);
 }
 
 /* ---- Inspection ------------------------------------------------------------------------------ */
@@ -377,8 +447,11 @@ int main(int argc, char **argv)
     if (by_position && !eval_file) die(2, "--by-position needs --eval");
     if (stride && !eval_file) die(2, "--stride needs --eval");
     if (first_position && !eval_file) die(2, "--first-position needs --eval");
+    if (answers && (!eval_file || by_position || stride || first_position))
+        die(2, "--answers needs --eval, and excludes --by-position, --stride and --first-position");
     int contexts[CONTEXTS] = {0}, longest = 0, n_contexts = parse_contexts(contexts);
-    if (n_contexts > 1 && !eval_file) die(2, "--ctx takes one number here; a list needs --eval");
+    if (n_contexts > 1 && (!eval_file || answers))
+        die(2, "--ctx takes one number here; a list needs --eval without --answers");
     for (int i = 0; i < n_contexts; i++) longest = contexts[i] > longest ? contexts[i] : longest;
     if (!given("seed")) seed = (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
     threads = threads_set(threads);
@@ -404,8 +477,10 @@ int main(int argc, char **argv)
         if (longest > c->seq_len)
             fprintf(stderr, "run: positions from %d on were not trained\n", c->seq_len);
     }
-    if (!eval_file && (changed || m.pos.len != contexts[0])) model_tables(&m, contexts[0]);
-    if (eval_file) evaluate(&m, contexts, n_contexts);
+    const int by_context = eval_file && !answers;    // which makes its tables itself
+    if (!by_context && (changed || m.pos.len != contexts[0])) model_tables(&m, contexts[0]);
+    if (by_context) evaluate(&m, contexts, n_contexts);
+    if (answers) evaluate_answers(&m, contexts[0]);
     if (inspect_file) inspect(&m, contexts[0]);
     if (eval_file || inspect_file) {
         model_free(&m);

@@ -9,7 +9,7 @@
 /* ---- Options: the defaults are here, --help prints them -------------------------------------- */
 
 static const char *pos = "rope", *out = "model.bin", *resume_file, *init_file;
-static const char *tokenizer_file = "tokenizer.bin", *val_file, *log_file;
+static const char *tokenizer_file = "tokenizer.bin", *val_file, *log_file, *answers;
 static int dim = 128, layers = 4, heads = 4, kv_heads, hidden, ctx = 256, untied;
 static int batch = 8, accum = 1, steps = 1200, warmup = -1, threads;
 static int eval_every, sample_every, save_every, stop_after, quiet, profiled, bf16;
@@ -19,7 +19,7 @@ static uint64_t seed;
 // Places in the table: the shape of the model, what decides the bits of a run, and where the
 // encodings' own options begin.
 enum { POS = 0, OUT = 1, TOKENIZER = 4, SHAPE = 5, CTX = 11, RUN = 12, VAL_FRAC = 20, SEED = 22,
-       POS_OWN = 32 };
+       POS_OWN = 33 };
 
 static Option options[POS_OWN + MOST_POS_OPTIONS] = {
     { "pos", 0, "NAME", "positional encoding, see below", .s = &pos },
@@ -67,6 +67,8 @@ static Option options[POS_OWN + MOST_POS_OPTIONS] = {
     { "stop-after", 0, "N", .i = &stop_after, .min = 0, .max = 1e9,
       .help = "save and stop after step N of the schedule, to be resumed" },
     { "log", 0, "FILE", "a row per step, tab separated", .s = &log_file },
+    { "answers", 0, "MARK", .s = &answers,
+      .help = "every line is an example, a question, MARK and an answer; only answers count" },
     { "bf16", 0, NULL, .on = &bf16,
       .help = "round the inputs of matrix products to bf16; faster where the processor has it" },
     { "profile", 0, NULL, "say at the end where the time of the steps went", .on = &profiled },
@@ -121,7 +123,10 @@ static Config requested(const Config *file, const char *path)
 
 /* ---- Data ------------------------------------------------------------------------------------ */
 
-typedef struct { uint16_t *token; size_t n; } Tokens;
+typedef struct {
+    uint16_t *token; size_t n;
+    Example *line; size_t lines;    // with --answers
+} Tokens;
 
 static void note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static void note(const char *format, ...)
@@ -149,7 +154,7 @@ static Text read_texts(char **paths, int n)    // all as one text
 static Tokens encode(const Tokenizer *t, Text text)    // frees the text
 {
     Encoder e;
-    Tokens tokens = { xrealloc(NULL, (text.n + 1) * sizeof *tokens.token), 0 };
+    Tokens tokens = { .token = xrealloc(NULL, (text.n + 1) * sizeof *tokens.token) };
     encoder_begin(&e, t, text.data, text.n);
     for (int id; (id = encoder_next(&e)) >= 0;) tokens.token[tokens.n++] = (uint16_t)id;
     free(text.data);
@@ -159,42 +164,72 @@ static Tokens encode(const Tokenizer *t, Text text)    // frees the text
     return tokens;
 }
 
-/* Window w of the run, ctx + 1 tokens from a random place: a function of the seed and w alone. */
-static void window(int *x, int *y, Tokens data, int64_t w)
+/* With --answers: the lines of a part of the text, which follow those of `before`. */
+static void find_lines(Tokens *part, const Tokenizer *t, const char *path, size_t before)
 {
-    const size_t at = (size_t)(rng(seed, RNG_DATA, (uint64_t)w) % (data.n - (size_t)ctx));
-    for (int t = 0; t < ctx; t++) {
-        x[t] = data.token[at + (size_t)t];
-        y[t] = data.token[at + (size_t)t + 1];
-    }
+    int *tokens = xmalloc(part->n * sizeof *tokens);
+    for (size_t i = 0; i < part->n; i++) tokens[i] = part->token[i];
+    part->line = examples_find(t, answers, tokens, part->n, ctx, path, before, &part->lines);
+    free(tokens);
 }
 
-/* Mean loss over the validation text: every target once, in windows of ctx that follow each other,
-   the last one shorter. A text longer than EVAL_TOKENS is represented by windows spread evenly over
-   it. NaN when there is none. */
+/* A window is an Example too, whose answer begins with its second token. */
+static Example window(size_t at, size_t T) { return (Example){ at, at + 1, at + T + 1 }; }
+static size_t inputs(Example e) { return e.end - 1 - e.at; }
+
+/* Sequence w of the run, a random line or ctx + 1 tokens from a random place: a function of the
+   seed and w alone. */
+static Example draw(Tokens data, uint64_t w)
+{
+    const uint64_t r = rng(seed, RNG_DATA, w);
+    return data.line ? data.line[r % data.lines]
+                     : window((size_t)(r % (data.n - (size_t)ctx)), (size_t)ctx);
+}
+
+static int by_inputs(const void *a, const void *b)    // ties: one order, whatever sorts
+{
+    const Example *p = a, *q = b;
+    if (inputs(*p) != inputs(*q)) return inputs(*p) < inputs(*q) ? -1 : 1;
+    return p->at < q->at ? -1 : p->at > q->at;
+}
+
+/* T inputs and targets, of which the answer's count. Returns how many. What is read behind the end
+   is any token: no target that counts follows it. */
+static size_t fill(int *x, int *y, Tokens data, Example e, size_t T)
+{
+    const size_t from = e.answer - 1 - e.at, n = inputs(e);
+    for (size_t t = 0; t < T; t++) {
+        x[t] = t < n ? data.token[e.at + t] : 0;
+        y[t] = t >= from && t < n ? data.token[e.at + t + 1] : -1;
+    }
+    return n - from;
+}
+
+/* Mean loss over the validation text: every target once, in lines or in windows of ctx that follow
+   each other, the last one shorter. A text longer than EVAL_TOKENS is represented by some of them,
+   spread evenly over it. NaN when there is none. */
 enum { EVAL_TOKENS = 1 << 18 };
 static double evaluate(Model *m, Tokens val)
 {
     if (val.n < 2) return NAN;
-    const size_t T = (size_t)ctx, windows = div_up(val.n - 1, T);
+    const size_t T = (size_t)ctx, windows = val.line ? val.lines : div_up(val.n - 1, T);
     const size_t take = min_size(windows, EVAL_TOKENS / T + 1);
     const size_t at_once = div_up(PIECE_TOKENS, T);
     int *x = xmalloc(at_once * T * sizeof *x), *y = xmalloc(at_once * T * sizeof *y);
     double sum = 0;
-    size_t scored = 0, n = 0, length = T;
+    size_t scored = 0, n = 0, length = T, counted = 0;
     for (size_t i = 0; i <= take; i++) {
-        const size_t at = windows * min_size(i, take - 1) / take * T;
-        const size_t left = min_size(T, val.n - 1 - at);
+        const size_t k = windows * min_size(i, take - 1) / take;
+        const size_t left = val.line ? T : min_size(T, val.n - 1 - k * T);
         if (n == at_once || (n && (i == take || left != length))) {
-            sum += model_loss(m, NULL, x, y, NULL, (int)n, (int)length) * (double)(n * length);
-            scored += n * length;
-            n = 0;
+            sum += model_loss(m, NULL, x, y, NULL, (int)n, (int)length) * (double)counted;
+            scored += counted;
+            n = counted = 0;
         }
         length = left;
-        for (size_t t = 0; i < take && t < left; t++) {
-            x[n * left + t] = val.token[at + t];
-            y[n * left + t] = val.token[at + t + 1];
-        }
+        if (i < take)
+            counted += fill(x + n * left, y + n * left, val,
+                            val.line ? val.line[k] : window(k * T, left), left);
         n++;
     }
     free(x), free(y);
@@ -441,11 +476,13 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
 {
     const size_t pass_tokens = (size_t)batch * (size_t)ctx;
     int *x = xmalloc(pass_tokens * sizeof *x), *y = xmalloc(pass_tokens * sizeof *y);
+    const size_t per_step = (size_t)batch * (size_t)accum;
+    Example *drawn = xmalloc(per_step * sizeof *drawn);
     const AdamW adamw = { 0.9f, 0.95f, 1e-8f, (float)weight_decay, (float)clip };
     const int64_t last = stop_after && stop_after < steps ? stop_after : steps, first = state->step;
     const int tty = isatty(STDERR_FILENO) && !quiet;
     const int every = eval_every ? eval_every : steps > 10 ? steps / 10 : 1;
-    const double per_step = (double)pass_tokens * accum, began = seconds();
+    const double step_tokens = (double)pass_tokens * accum, began = seconds();
     double shown = began, ms = 0, val_loss = NAN;
     FILE *log = log_file ? log_open(first) : NULL;
     Profile spent = {0};
@@ -456,12 +493,21 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
         const double t0 = seconds(), rate = learning_rate(step);
         double loss = 0;
         profile = profiled ? &spent : NULL;
+        size_t of_step = 0;    // targets that count
+        for (size_t i = 0; i < per_step; i++) {
+            drawn[i] = draw(data, (uint64_t)(step - 1) * per_step + i);
+            of_step += drawn[i].end - drawn[i].answer;
+        }
+        // Lines of like length share a pass, which is as long as its last.
+        if (data.line) qsort(drawn, per_step, sizeof *drawn, by_inputs);
         for (int pass = 0; pass < accum; pass++) {
-            for (int b = 0; b < batch; b++) {
-                const size_t at = (size_t)b * (size_t)ctx;
-                window(x + at, y + at, data, ((step - 1) * accum + pass) * batch + b);
-            }
-            loss += model_backward(m, x, y, NULL, batch, ctx, 1.0f / (float)accum) / accum;
+            const Example *e = drawn + (size_t)pass * (size_t)batch;
+            const size_t T = inputs(e[batch - 1]);
+            size_t of_pass = 0;
+            for (int b = 0; b < batch; b++)
+                of_pass += fill(x + (size_t)b * T, y + (size_t)b * T, data, e[b], T);
+            const double passes = (double)of_step / (double)of_pass;    // accum for windows
+            loss += model_backward(m, x, y, NULL, batch, (int)T, 1.0f / (float)passes) / passes;
         }
         const double norm = model_update(m, step, &adamw, (float)rate);
         const double took = 1e3 * (seconds() - t0);
@@ -481,9 +527,9 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
             if (better && !isnan(val_loss)) state->best_val = val_loss, state->best_step = step;
         }
         if (log) {
-            fprintf(log, "%lld\t%.0f\t%.6f\t", (long long)step, (double)step * per_step, loss);
+            fprintf(log, "%lld\t%.0f\t%.6f\t", (long long)step, (double)step * step_tokens, loss);
             if (at_eval && !isnan(val_loss)) fprintf(log, "%.6f", val_loss);
-            fprintf(log, "\t%.6e\t%.6f\t%.3f\t%.0f\n", rate, norm, took, per_step / took * 1e3);
+            fprintf(log, "\t%.6e\t%.6f\t%.3f\t%.0f\n", rate, norm, took, step_tokens / took * 1e3);
             if (fflush(log)) die(1, "%s: %s", log_file, strerror(errno));
         }
         if (!quiet && (at_eval || seconds() - shown > (tty ? 1.0 / 6 : 30))) {
@@ -494,7 +540,7 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
                     " | %s tok/s | eta %s%s",
                     tty ? "\r\033[?7l" : "", (long long)step, steps, loss,
                     isnan(val_loss) ? "n/a" : number(val_loss), norm, rate, ms,
-                    human(per_step / ms * 1e3), minutes(left),
+                    human(step_tokens / ms * 1e3), minutes(left),
                     !tty ? "\n" : at_eval ? "\033[K\033[?7h\n" : "\033[K\033[?7h");
             shown = seconds();
         }
@@ -512,11 +558,11 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
     note("train: %s after step %lld in %s, %s tok/s, %s, peak memory %.0f MiB, saved %s",
          interrupted && state->step < steps ? "interrupted" : "done", (long long)state->step,
          minutes(elapsed),
-         human((double)(state->step - first) * per_step / (elapsed > 0 ? elapsed : 1)), best,
+         human((double)(state->step - first) * step_tokens / (elapsed > 0 ? elapsed : 1)), best,
          peak_mib(), out);
     if (profiled) print_profile(&spent, in_steps);
     if (state->step < steps) note("train: go on with --resume %s and the same text", out);
-    free(x), free(y);
+    free(x), free(y), free(drawn);
 }
 
 int main(int argc, char **argv)
@@ -554,19 +600,26 @@ int main(int argc, char **argv)
     if (val_file) {
         val = encode(&m.tokenizer, val_text);
     } else {    // one cut: the text before it is trained on, the text behind it never
-        const size_t kept = (size_t)((double)data.n * val_frac);
-        data.n -= kept;
-        val = (Tokens){ data.token + data.n, kept };
+        size_t at = data.n - (size_t)((double)data.n * val_frac);
+        const int newline = tokenizer_byte(&m.tokenizer, '\n');
+        while (answers && at < data.n && data.token[at - 1] != newline) at++;
+        val = (Tokens){ .token = data.token + at, .n = data.n - at };
+        data.n = at;
     }
-    if (data.n < (size_t)ctx + 1)
+    if (answers) {
+        find_lines(&data, &m.tokenizer, argv[0], 0);
+        find_lines(&val, &m.tokenizer, val_file ? val_file : argv[0], val_file ? 0 : data.lines);
+    } else if (data.n < (size_t)ctx + 1)
         die(1, "%s%s: %zu tokens to train on%s, but one window takes ctx + 1 = %d (--ctx)",
             argv[0], n > 1 ? " ..." : "", data.n,
             val.n && !val_file ? " without the validation part" : "", ctx + 1);
     const uint64_t sum = checksum(data.token, data.n * sizeof *data.token)
-                         ^ mix(checksum(val.token, val.n * sizeof *val.token));
+                         ^ mix(checksum(val.token, val.n * sizeof *val.token))
+                         ^ (answers ? mix((uint64_t)*answers) : 0);
     if (resume_file && sum != state.data_sum)
-        die(1, "%s%s: not the text%s that %s was trained on", argv[0], n > 1 ? " ..." : "",
-            val_frac == 0 ? " (or not the --val file)" : "", resume_file);
+        die(1, "%s%s: not the text (or not the %s) that %s was trained on", argv[0],
+            n > 1 ? " ..." : "", val_frac == 0 ? "--val file or --answers" : "--answers",
+            resume_file);
     state = (TrainState){ .step = state.step, .steps = steps, .batch = batch, .accum = accum,
                           .warmup = warmup, .seed = seed, .data_sum = sum, .lr = lr,
                           .min_lr = min_lr, .weight_decay = weight_decay, .clip = clip,
@@ -583,6 +636,9 @@ int main(int argc, char **argv)
          human((double)data.n), human((double)val.n),
          (double)(text.n + val_text.n) / (double)(data.n + val.n),
          threads, threads > 1 ? "s" : "", threads_kind, vector_width);
+    if (answers)
+        note("train: %zu lines to train on, %zu to validate, whose answers behind \"%s\" count",
+             data.lines, val.lines, answers);
     if (m.pos.embed && !resume_file)
         note("train: the embedding has a standard deviation (around 0) of %.4f, "
              "the encoding that is added to it %.4f",
@@ -604,7 +660,7 @@ int main(int argc, char **argv)
         note("train: %s is at step %lld of %d: nothing to do", resume_file, (long long)state.step,
              steps);
     else train(&m, &state, data, val);
-    free(data.token);
+    free(data.token), free(data.line), free(val.line);
     if (val_file) free(val.token);
     model_free(&m);
     return interrupted && state.step < steps ? 130 : 0;

@@ -147,6 +147,9 @@ fails 2 '--prompt and --prompt-file'          run -p a -f b m.bin
 fails 2 '--resume and --init'                 train --resume a --init b abc.txt
 fails 2 '--val and --val-frac'                train --val abc.txt --val-frac 0.2 abc.txt
 fails 2 '--stride needs --eval'               run --stride 4 m.bin
+fails 2 '--answers needs --eval'              run --answers = m.bin
+fails 2 'excludes --by-position and --stride' run --answers = --eval a --stride 2 m.bin
+fails 2 '--ctx takes one number'              run --answers = --eval a --ctx 8,9 m.bin
 fails 2 '--eval and --inspect'                run --eval a --inspect b m.bin
 fails 2 '--inspect excludes'                  run --inspect a -p b m.bin
 fails 2 'unknown option --rpe-clip'           run --rpe-clip 4 m.bin
@@ -396,6 +399,72 @@ for f in crlf cr bom; do
     run m.bin --eval $f.txt;                  same a out "--eval to read $f.txt as train does"
 done
 fails 1 'u16.txt: .*UTF-16'                   run m.bin --eval u16.txt
+
+# ---- Questions and answers -----------------------------------------------------------------------
+
+# a question, the order of its letters reversed: some are learned and some are not
+awk 'BEGIN { for (i = 0; i < 400; i++) {
+    q = a = ""
+    for (k = i % 3; k >= 0; k--) { c = substr("abcd", 1 + int(rand() * 4), 1); q = q c; a = c a }
+    print q "=" a } }' >qa.txt
+tail -n 40 qa.txt >qa-val.txt
+works '360 lines to train on, 40 to validate' \
+    loud --answers = --steps 150 --lr 1e-2 --batch 8 --log l.tsv --out q.bin qa.txt
+works '' train --answers = --steps 150 --lr 1e-2 --batch 8 --stop-after 70 --out r.bin qa.txt
+fails 1 'not the text \(or not the --answers\)' resume r.bin qa.txt
+fails 1 'qa.txt: line [0-9]+ has no "b"'      resume r.bin --answers b qa.txt
+works '' resume r.bin --answers = --threads 2 qa.txt
+same q.bin r.bin "--answers: the same file straight and resumed"
+run q.bin --eval qa-val.txt --answers =; mv out e.tsv
+ok "exit 0 and the title" \
+    [ "$rc $(head -1 e.tsv)" = "$(printf '0 length\tlines\texact\ttokens\tloss')" ]
+{ tail -1 l.tsv | cut -f 4; sed 1d e.tsv; } >a
+table "three lengths, all lines, each with its answer's tokens; the validation loss of train" a '
+    NR == 1 { val = $1; next }
+    { lines += $2; n += $4; sum += $4 * $5; right += $2 * $3
+      bad += $1 != NR - 1 || $4 != $2 * ($1 + 1) }
+    END { exit bad || NR != 4 || lines != 40 || (sum / n - val) ^ 2 > 1e-11 ||
+               right < 1 || right > 39 }'
+# every line by itself: as greedy generation gives it
+while IFS='=' read -r q a; do
+    run q.bin -p "$q=" -n $((${#q} + 1)) -t 0
+    [ "$(cat out)" = "$q=$a" ] && [ "$(wc -l <out)" -eq 2 ] && right=1 || right=0
+    printf '%s\t%s\n' ${#q} $right
+done <qa-val.txt >a
+sed 1d e.tsv >>a
+table "as many exact ones as greedy generation gives" a '
+    NF == 2 { right[$1] += $2; next }
+    { bad += (right[$1] - $2 * $3) ^ 2 > 1e-6 } END { exit bad }'
+# a line as a text: its targets from position 2 on are the answer
+for q in ab=ba dc=dc; do
+    echo $q >one.txt
+    run q.bin --eval one.txt --answers =; sed 1d out >a
+    run q.bin --eval one.txt --ctx 5 --by-position; sed 1d out >>a
+    table "the loss of $q in a window" a '
+        NR == 1 { loss = $5; next }
+        $2 >= 2 { n += $4; sum += $4 * $5 } END { exit n != 3 || (sum / n - loss) ^ 2 > 1e-11 }'
+done
+printf '%s\n' ab=ba cd=dc abcabcab=bacbacba >long.txt
+fails 1 'long.txt: line 3 has 17 tokens .*16' run q.bin --eval long.txt --answers =
+fails 1 'long.txt: line 3 has 17 tokens .*16' train --answers = --val-frac 0 long.txt
+fails 1 'long.txt: line 3 has 17 tokens .*16' train --answers = --val-frac 0.5 long.txt
+run q.bin --eval long.txt --answers = --ctx 17
+table "two lengths, also past the trained one" out 'END { exit NR != 3 || $1 != 8 || $4 != 9 }'
+works '' train --pos learned --answers = --steps 2 --out r.bin qa.txt
+fails 1 'learned .* 16 '                      run r.bin --eval long.txt --answers = --ctx 17
+printf 'ab=ba\nabba\n' >no-mark.txt; printf 'ab=ba\nab=ba' >no-end.txt
+for f in 'no-mark.txt: line 2 has no "="' 'no-end.txt: line 2 has no newline'; do
+    fails 1 "$f"                              train --answers = ${f%%:*}
+    fails 1 "$f"                              run q.bin --answers = --eval ${f%%:*}
+done
+for x in '' '->' 'ä'; do
+    fails 2 '--answers: ".*" is not one byte' train --answers "$x" qa.txt
+done
+fails 1 'no-mark.txt: line 2 '                train --answers = --val no-mark.txt qa.txt
+works '' train --answers = --val qa-val.txt --steps 2 --out r.bin qa.txt
+works '' train --tokenizer "$root/tokenizer.bin" --answers = --steps 2 --out r.bin qa.txt
+run r.bin --eval qa-val.txt --answers =
+table "lines of a vocabulary of pieces" out '{ n += $2 } END { exit n != 40 }'
 
 # ---- Options of the encoding at inference, RoPE's scalings ---------------------------------------
 

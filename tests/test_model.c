@@ -14,12 +14,15 @@ static double loss_along(Model *m, const float *direction, const Tensor *t, floa
 }
 
 /* Every tensor along two directions: its own gradient, where the derivative is the norm, and a
-   random one. */
+   random one. In variant 1 two of three targets do not count. */
 static void test_gradients(void)
 {
-    int *x = random_tokens(B * T, V, 1), *y = random_tokens(B * T, V, 2);
+    int *x = random_tokens(B * T, V, 1), *all = random_tokens(B * T, V, 2);
+    int *some = random_tokens(B * T, V, 2);
+    for (int i = 0; i < B * T; i++) some[i] = i % 3 ? -1 : all[i];
     for (const PosEnc *e = posencs; e->name; e++)
         for (int variant = 0; variant < variants(e); variant++) {
+            const int *y = variant == 1 ? some : all;
             Model m;
             small_model(&m, e, variant, T, T);
             stir(&m);
@@ -54,7 +57,47 @@ static void test_gradients(void)
             model_free(&m);
         }
     context = "";
-    free(x), free(y);
+    free(x), free(all), free(some);
+}
+
+/* Targets that do not count: no loss, a mean over the others, and at the ends of sequences no trace
+   of what stands there. */
+static void test_targets(void)
+{
+    enum { SHORT = 20 };
+    int *x = random_tokens(B * T, V, 1), *y = random_tokens(B * T, V, 2);
+    int *cut_x = xmalloc(B * SHORT * sizeof *cut_x), *cut_y = xmalloc(B * SHORT * sizeof *cut_y);
+    float losses[B * T], full[B * T];
+    Model m, cut;
+    small_model(&m, posenc_find("rope"), 0, T, T);
+    small_model(&cut, posenc_find("rope"), 0, T, T);
+    model_train_begin(&m), model_train_begin(&cut);
+    model_loss(&m, full, x, y, NULL, B, T);
+    for (int i = 0; i < B * T; i++) {
+        const int b = i / T, t = i % T;
+        if (t < 5 + b || t >= SHORT) y[i] = -1;
+        if (t < SHORT) cut_x[b * SHORT + t] = x[i], cut_y[b * SHORT + t] = y[i];
+    }
+    const double loss = model_loss(&m, losses, x, y, NULL, B, T);
+    double sum = 0;
+    int counted = 0;
+    for (int i = 0; i < B * T; i++) {
+        CHECK(losses[i] == (y[i] < 0 ? 0 : full[i]));
+        if (y[i] >= 0) sum += (double)full[i], counted++;
+    }
+    CHECK(counted == 15 + 14 + 13);
+    CHECK_CLOSE(loss, sum / counted, 1e-9);
+    CHECK(model_backward(&m, x, y, NULL, B, T, 1) == loss);
+    const double without = model_backward(&cut, cut_x, cut_y, NULL, B, SHORT, 1);
+    CHECK_CLOSE(without, loss, 1e-6);
+    double worst = 0;
+    for (size_t i = 0; i < m.grads.count; i++)
+        worst = worse(worst, (double)m.grads.data[i], (double)cut.grads.data[i]);
+    CHECK_CLOSE(worst, 0, 1e-6);
+    for (int i = 0; i < B * T; i++) y[i] = -1;
+    CHECK(isnan(model_loss(&m, NULL, x, y, NULL, B, T)));
+    model_free(&m), model_free(&cut);
+    free(x), free(y), free(cut_x), free(cut_y);
 }
 
 /* What generation computes token by token, or in chunks, is what the forward of training computes,
@@ -332,6 +375,7 @@ int main(int argc, char **argv)
     RUN(test_same_bits);
     threads_set(1);    // the rest is too small for more
     RUN(test_gradients);
+    RUN(test_targets);
     RUN(test_cache);
     RUN(test_attention_weights);
     RUN(test_pieces);
