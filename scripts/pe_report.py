@@ -57,13 +57,14 @@ def buckets(n, first=0):
     return [(a, b - 1) for a, b in zip(edges, edges[1:]) if a < b]
 
 
-def line_chart(data, title, series, xlabel, log="x", xticks=None, mark=None, ylabel="nats/token"):
+def line_chart(data, title, series, xlabel, log="x", xticks=None, mark=None, ylabel="nats/token",
+               y=None):
     """Lines of {name: {x: values of the seeds}}: the mean, and a band from lowest to highest."""
     xs = [x for points in series.values() for x in points]
     ys = [y for points in series.values() for values in points.values() for y in values]
     low, high = min(ys), max(ys)
     room = (high - low) * 0.05 or 0.1
-    y = (low * 0.9, high * 1.1) if "y" in log else (low - room, high + room)
+    y = y or ((low * 0.9, high * 1.1) if "y" in log else (low - room, high + room))
     chart = Chart(title, (min(xs), max(xs)), y, xlabel, ylabel, log=log, xticks=xticks)
     for name, points in series.items():
         order = sorted(points)
@@ -446,13 +447,22 @@ def overview(data):
 
 def write(out, data, save):
     """report.html and the SVG files; save(path, content) writes one."""
-    s = data["settings"]
-    settings = ", ".join(f"{key} {s[key]}" for key in ("dim", "layers", "heads", "ctx", "batch",
-                                                       "steps", "lr"))
-    parts = [f"<h1>Positional encodings on {escape(data['facts']['name'])}</h1>",
-             f"<p>{escape(settings)}, seeds {', '.join(map(str, data['seeds']))}.</p>",
-             html_table(*overview(data)), *(f"<p>{escape(p)}</p>" for p in explanation(data))]
-    for section in filter(None, (make(data) for make in SECTIONS)):
+    page(out, data, data["facts"]["name"],
+         ("dim", "layers", "heads", "ctx", "batch", "steps", "lr"),
+         [html_table(*overview(data)), *paragraphs(explanation(data))],
+         [make(data) for make in SECTIONS], save)
+
+
+def paragraphs(parts):
+    return [f"<p>{escape(part)}</p>" for part in parts]
+
+
+def page(out, data, subject, keys, lead, sections, save):
+    """The page of a bench on `subject`, with its settings of these keys and a lead in HTML."""
+    settings = ", ".join(f"{key} {data['settings'][key]}" for key in keys)
+    parts = [f"<h1>Positional encodings on {escape(subject)}</h1>",
+             f"<p>{escape(settings)}, seeds {', '.join(map(str, data['seeds']))}.</p>", *lead]
+    for section in filter(None, sections):
         pictures = "".join(f"<div>{svg}</div>" for _, svg in section.charts)
         parts.append(f"<section><h2>{escape(section.title)}</h2><p>{escape(section.see)} "
                      f'{escape(section.why)}</p><div class="charts">{pictures}</div>'
@@ -463,7 +473,7 @@ def write(out, data, save):
     save(out / "report.html", f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">
-<title>Positional encodings on {escape(data['facts']['name'])}</title>
+<title>Positional encodings on {escape(subject)}</title>
 <style>{PAGE}{pe_svg.css()}</style></head><body>
 {chr(10).join(parts)}
 </body></html>

@@ -1,4 +1,5 @@
-"""Tests scripts/pe-bench: statistics on made-up numbers, pictures, and tiny benches from outside.
+"""Tests scripts/pe-bench and scripts/make-tasks: statistics on made-up numbers, pictures, lines of
+tasks, and tiny benches from outside.
 
     python3 tests/test_pe_bench.py        after make; prints "N passed, N failed"
 """
@@ -24,11 +25,12 @@ import zlib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BENCH = ROOT / "scripts" / "pe-bench"
+BENCH, MAKE_TASKS = ROOT / "scripts" / "pe-bench", ROOT / "scripts" / "make-tasks"
 sys.path.insert(0, str(BENCH.parent))
 import pe_report    # noqa: E402
 import pe_stats    # noqa: E402
 import pe_svg    # noqa: E402
+import pe_tasks    # noqa: E402
 
 loader = importlib.machinery.SourceFileLoader("pe_bench", str(BENCH))
 pe_bench = importlib.util.module_from_spec(importlib.util.spec_from_loader("pe_bench", loader))
@@ -37,6 +39,10 @@ loader.exec_module(pe_bench)
 CAN = subprocess.run([ROOT / "run", "--help"], capture_output=True, text=True).stdout
 TINY = ("--dim 16 --heads 2 --layers 1 --ctx 16 --batch 2 --steps 12 --tokenizer bytes --threads 1 "
         "--pos none,learned,rope --seeds 2 --factors 2 --held 2000").split()
+
+
+INTERRUPTED = (130, "pe-bench: interrupted; the same command goes on from here")
+COPIED = [">dwt=dwt", ">gmlq=gmlq", ">ucavl=ucavl"]
 
 
 def spread(mean, *offsets):
@@ -213,6 +219,136 @@ class Sections(unittest.TestCase):
         self.assertIsNone(pe_report.scaling({**data, "scaling": []}))
 
 
+class TaskLines(unittest.TestCase):
+    """What make-tasks writes, against the task as it is said."""
+
+    def recalled(q):
+        value = {q[i]: q[i + 1] for i in range(0, 2 * len(q) // 3, 2)}
+        return "".join(key + value[key] for key in q[2 * len(q) // 3:])
+
+    def added(q):
+        a, b = q[::2], q[1::2]
+        total = str(int(a[::-1]) + int(b[::-1])).zfill(len(a) + 1)[::-1]
+        return "".join(map("".join, zip(a, b, total))) + total[-1]
+
+    def found(q):
+        asked = min(len(q) // 2, 10)
+        return "".join(letter + str(q.index(letter)) for letter in q[-asked:])
+
+    tasks = {"copy": (lambda q: q, range(1, 41)), "reverse": (lambda q: q[::-1], range(1, 41)),
+             "count": (lambda q: q[0] * len(q), range(1, 41)),
+             "recall": (recalled, range(3, 41, 3)), "addition": (added, range(2, 41, 2)),
+             "index": (found, range(2, 41))}
+
+    def make(self, *options):
+        return subprocess.run([sys.executable, "-B", MAKE_TASKS, *map(str, options)],
+                              capture_output=True, text=True)
+
+    def lines(self, *options):
+        said = self.make(*options)
+        self.assertEqual((said.returncode, said.stderr), (0, ""))
+        return said.stdout.splitlines()
+
+    def test_answers(self):
+        self.assertEqual(list(self.tasks), list(pe_tasks.TASKS))
+        for task, (answer, lengths) in self.tasks.items():
+            lines = self.lines("--task", task, "--lengths", "1-40", "--lines", 10 * len(lengths))
+            for i, line in enumerate(lines):
+                begin, question, told = line[0], *line[1:].split("=")
+                self.assertEqual(begin, ">")
+                self.assertEqual(len(question), lengths[i % len(lengths)], line)
+                self.assertEqual(told, answer(question), line)
+                if task == "recall":
+                    self.assertEqual(len(set(question)) - len(set(question) & set("0123456789")),
+                                     len(question) // 3, line)
+                if task == "index":
+                    asked = min(len(question) // 2, 10)
+                    self.assertEqual(len(set(question)), len(question) - asked, line)
+            self.assertGreater(len(set(lines)), len(lines) / 2)
+
+    def test_all_choices_occur(self):
+        """Every letter, key, digit and place is drawn, and about as often as any other."""
+        for task, look, most in (("copy", lambda q: q[0], 26), ("recall", lambda q: q[-1], 26),
+                                 ("recall", lambda q: q.index(q[-1]), 7),
+                                 ("addition", lambda q: q[0], 10), ("addition", lambda q: q[1], 10),
+                                 ("index", lambda q: q[0], 52),
+                                 ("index", lambda q: q.index(q[-1]), 10)):
+            found = {}
+            n = {"addition": 20, "index": 30}.get(task, 21)
+            for line in self.lines("--task", task, "--lengths", n, "--lines", 5200):
+                key = look(line[1:].split("=")[0])
+                found[key] = found.get(key, 0) + 1
+            self.assertEqual(len(found), most, task)
+            self.assertLess(max(found.values()), 2 * min(found.values()), task)
+
+    def test_lengths(self):
+        lines = self.lines("--task", "count", "--lengths", "1-3,2,1-2", "--lines", 7)
+        self.assertEqual([len(line) // 2 - 1 for line in lines], [1, 2, 3, 2, 1, 2, 1])
+
+    def test_a_seed_decides(self):
+        """The very bytes: another Python or machine has to write the same."""
+        self.assertEqual(self.lines("--task", "copy", "--lengths", "3-5", "--lines", 3), COPIED)
+        self.assertNotEqual(self.lines("--task", "copy", "--seed", 2), self.lines("--task", "copy"))
+
+    def test_exclude(self):
+        with tempfile.TemporaryDirectory() as folder:
+            known = Path(folder, "known.txt")
+            known.write_text("\n".join(self.lines("--task", "copy", "--lengths", "1-3",
+                                                  "--lines", 600)))
+            lines = self.lines("--task", "copy", "--lengths", "1-3", "--lines", 3000, "--seed", 2,
+                               "--exclude", known)
+            both = set(lines) & set(known.read_text().splitlines())
+            self.assertEqual({len(line) for line in both}, {4})    # of one letter there are but 26
+
+    def test_misuse(self):
+        for options, word in ((["--task", "sort"], "sort"), (["--task", "copy", "--lengths", "0-3"],
+                              '"0-3"'), (["--task", "recall", "--lengths", "2,4"], "recall"),
+                              (["--task", "copy", "--lines", "-1"], '"-1"'), ([], "--task")):
+            said = self.make(*options)
+            self.assertEqual((said.returncode, said.stdout), (2, ""))
+            self.assertEqual(said.stderr.count("\n"), 1)
+            self.assertIn(word, said.stderr)
+        said = self.make("--task", "copy", "--exclude", "absent.txt")
+        self.assertEqual((said.returncode, said.stderr),
+                         (1, "make-tasks: absent.txt: No such file or directory\n"))
+
+
+class TaskReport(unittest.TestCase):
+    """From results made up by hand: a learns both tasks, b one of them and has nothing past it."""
+
+    runs = [{"pos": pos, "seed": seed, "task": task, "by_length": [
+        [10, 30, inside], [20, 10, inside + 4 * (task == "copy") * shift], *(
+            [] if pos == "b" else [[21, 10, beyond + shift], [40, 10, beyond]])]}
+            for pos, task, inside, beyond in (("a", "copy", 0.96, 0.5), ("a", "count", 1.0, 0.2),
+                                              ("b", "copy", 0.9, None), ("b", "count", 0.95, None))
+            for seed, shift in ((1, 0), (2, 0.01))]
+
+    def test_ranks(self):
+        self.assertEqual(pe_tasks.ranks({"a": 0.5, "b": 0.9, "c": 0.5, "d": 0.1}),
+                         {"b": 1, "a": 2.5, "c": 2.5, "d": 4})
+
+    def test_shares(self):
+        self.assertEqual(pe_tasks.shares([[10, 30, 1.0], [20, 10, 0.6], [21, 1, 0.5],
+                                          [40, 3, 0.1]]), [0.9, 0.2])
+        self.assertEqual(pe_tasks.shares([[20, 10, 0.5]]), [0.5, None])
+
+    def test_tables(self):
+        data = pe_tasks.collect({"lines": {"val": 40}}, self.runs, ["a note"])
+        (_, header, inside), (_, _, beyond) = pe_tasks.tables(data)
+        self.assertEqual(header, ["encoding", "copy", "count", "mean", "rank"])
+        self.assertEqual(inside, [["a", "96 ± 1", "100 ± 0", "98", "1.0"],
+                                  ["b", "(90 ± 1)", "95 ± 0", "(93)", "(2.0)"]])
+        self.assertEqual(beyond, [["a", "50 ± 0", "20 ± 0", "35", "1.0"], ["b", *"––––"]])
+        told = " ".join(pe_tasks.explanation(data))
+        self.assertIn("copy by 1, count by 2", told)
+        self.assertIn("a note", told)
+        first, second = pe_tasks.sections(data)
+        self.assertEqual(first.header, ["length", "a", "(b)"])
+        self.assertEqual(first.rows[-1], ["40", "0.500", "–"])
+        self.assertIn("not learned: b", first.charts[0][1])
+        self.assertNotIn("not learned", second.charts[0][1])
+
+
 class Page(html.parser.HTMLParser):
     """Collects what a browser would fetch or run, and tags that do not match."""
 
@@ -237,35 +373,38 @@ class Page(html.parser.HTMLParser):
             self.wrong.append(tag)
 
 
-class Benches(unittest.TestCase):
-    """Real, tiny ones. The first is made once and read by many tests."""
+class Outside(unittest.TestCase):
+    """pe-bench as a command, in a folder of its own."""
 
     @classmethod
     def setUpClass(cls):
         cls.dir = Path(tempfile.mkdtemp())
-        cls.text = cls.dir / "text.txt"
-        cls.text.write_bytes((ROOT / "tests/data/stories.txt").read_bytes()[:30000])
-        cls.first = cls.bench(cls, "--out", cls.dir / "first")
 
     @classmethod
     def tearDownClass(cls):
         shutil.rmtree(cls.dir)
 
-    def bench(self, *more, text=None, tiny=TINY):
-        command = [sys.executable, "-B", BENCH, text or self.text, *tiny, *more]
-        return subprocess.run([str(word) for word in command], capture_output=True, text=True,
-                              cwd=self.dir, timeout=120)
+    def call(self, *words):
+        return subprocess.run([sys.executable, "-B", BENCH, *map(str, words)], capture_output=True,
+                              text=True, cwd=self.dir, timeout=120)
+
+    def stop(self, words, log, step, number):
+        """Sends a signal when the log has come to a step; returns exit code and last words."""
+        p = subprocess.Popen([sys.executable, "-B", BENCH, *map(str, words)], cwd=self.dir,
+                             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        until = time.monotonic() + 60
+        while time.monotonic() < until and p.poll() is None:
+            with contextlib.suppress(OSError):
+                if len(log.read_bytes().splitlines()) > step:
+                    break
+            time.sleep(0.01)
+        p.send_signal(number)
+        _, said = p.communicate(timeout=60)
+        return p.returncode, said.splitlines()[-1] if said else ""
 
     def table(self, out, name):
         lines = (self.dir / out / name).read_text().splitlines()
         return lines[0].split("\t"), [line.split("\t") for line in lines[1:]]
-
-    def numbers(self, out):
-        """All that a bench measured but for its speed and memory."""
-        names, rows = self.table(out, "finals.tsv")
-        return [[row[:names.index("params") + 1] for row in rows]] + [
-            self.table(out, name) for name in ("curves.tsv", "by-context.tsv", "by-position.tsv",
-                                               "scaling.tsv")]
 
     def refused(self, result, code, *words):
         self.assertEqual(result.returncode, code, result.stderr)
@@ -273,6 +412,38 @@ class Benches(unittest.TestCase):
         self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
         for word in ("pe-bench: ", *words):
             self.assertIn(word, result.stderr)
+
+    def plain_page(self, out, sections):
+        """One file that asks for nothing, with all pictures that lie beside it."""
+        page = Page((self.dir / out / "report.html").read_text())
+        self.assertEqual((page.wrong, page.open, page.fetches), ([], [], []))
+        self.assertNotIn("script", page.tags)
+        pictures = list((self.dir / out).glob("*.svg"))
+        self.assertEqual(len(pictures), page.tags["svg"])
+        for path in pictures:
+            xml.etree.ElementTree.parse(path)
+        self.assertEqual(page.tags["section"], sections)
+
+
+class Benches(Outside):
+    """Real, tiny ones. The first is made once and read by many tests."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.text = cls.dir / "text.txt"
+        cls.text.write_bytes((ROOT / "tests/data/stories.txt").read_bytes()[:30000])
+        cls.first = cls.bench(cls, "--out", cls.dir / "first")
+
+    def bench(self, *more, text=None, tiny=TINY):
+        return Outside.call(self, text or self.text, *tiny, *more)
+
+    def numbers(self, out):
+        """All that a bench measured but for its speed and memory."""
+        names, rows = self.table(out, "finals.tsv")
+        return [[row[:names.index("params") + 1] for row in rows]] + [
+            self.table(out, name) for name in ("curves.tsv", "by-context.tsv", "by-position.tsv",
+                                               "scaling.tsv")]
 
     def test_table(self):
         self.assertEqual(self.first.returncode, 0, self.first.stderr)
@@ -320,15 +491,7 @@ class Benches(unittest.TestCase):
         self.assertEqual((out / "train.txt").read_bytes() + held, self.text.read_bytes())
 
     def test_report(self):
-        page = Page((self.dir / "first/report.html").read_text())
-        self.assertEqual((page.wrong, page.open, page.fetches), ([], [], []))
-        self.assertNotIn("script", page.tags)
-        pictures = list((self.dir / "first").glob("*.svg"))
-        self.assertEqual(len(pictures), page.tags["svg"])
-        for path in pictures:
-            xml.etree.ElementTree.parse(path)
-        sections = 5 + 2 * ("--inspect" in CAN) + ("--rope-scaling" in CAN)
-        self.assertEqual(page.tags["section"], sections)
+        self.plain_page("first", 5 + 2 * ("--inspect" in CAN) + ("--rope-scaling" in CAN))
 
     def test_again_trains_nothing(self):
         models = {path: path.stat().st_mtime_ns for path in self.dir.glob("first/runs/*/model.bin")}
@@ -355,26 +518,11 @@ class Benches(unittest.TestCase):
     def test_interrupted_goes_on(self):
         """Stopped in the middle of a training, and once more by kill -9: the same numbers."""
         longer = ["--steps", "3000", "--seeds", "1", "--pos", "rope", "--factors", ""]
-        command = [sys.executable, "-B", BENCH, self.text, *TINY, *longer, "--out", "third"]
+        words = [self.text, *TINY, *longer, "--out", "third"]
         log = self.dir / "third/runs/rope-s1/log.tsv"
-
-        def stop_at(step, number):
-            p = subprocess.Popen([str(w) for w in command], cwd=self.dir, text=True,
-                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            until = time.monotonic() + 60
-            while time.monotonic() < until and p.poll() is None:
-                with contextlib.suppress(OSError):
-                    if len(log.read_bytes().splitlines()) > step:
-                        break
-                time.sleep(0.01)
-            p.send_signal(number)
-            _, said = p.communicate(timeout=60)
-            return p.returncode, said
-        code, said = stop_at(300, signal.SIGTERM)
-        self.assertEqual((code, said.splitlines()[-1]),
-                         (130, "pe-bench: interrupted; the same command goes on from here"))
+        self.assertEqual(self.stop(words, log, 300, signal.SIGTERM), INTERRUPTED)
         self.assertFalse((log.parent / "result.json").exists())
-        self.assertEqual(stop_at(900, signal.SIGKILL)[0], -signal.SIGKILL)
+        self.assertEqual(self.stop(words, log, 900, signal.SIGKILL)[0], -signal.SIGKILL)
         until = time.monotonic() + 60    # the training outlives its parent and keeps the folder
         while True:
             end = self.bench(*longer, "--out", "third")
@@ -445,6 +593,92 @@ class Benches(unittest.TestCase):
         self.refused(self.bench("--out", "z", text="empty.txt"), 1, "empty")
         self.refused(subprocess.run([sys.executable, "-B", BENCH, "--collect", "--out", "none"],
                                     cwd=self.dir, capture_output=True, text=True), 1, "none")
+
+
+class TaskBenches(Outside):
+    tiny = ("--dim 16 --heads 2 --layers 1 --steps 20 --threads 1 --pos learned,rope "
+            "--seeds 1").split()
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.first = cls.call(cls, "--tasks", "count,recall", *cls.tiny, "--out", "first")
+
+    def begun(self, out):
+        """The corpora, so that they are not made again."""
+        (self.dir / out).mkdir()
+        for path in self.dir.glob("first/*.txt"):
+            shutil.copy(path, self.dir / out)
+
+    def test_table(self):
+        self.assertEqual(self.first.returncode, 0, self.first.stderr)
+        lines = self.first.stdout.splitlines()
+        self.assertLessEqual(max(map(len, lines)), 100)
+        self.assertEqual([line.split()[0] for line in lines[:8]],
+                         ["exact", "encoding", "learned", "rope"] * 2)
+        self.assertEqual(lines[6].split()[1:], ["–"] * 4)    # learned has nothing past 20
+
+    def test_files(self):
+        """Every line of every length is judged, and as ./run judges it."""
+        names, rows = self.table("first", "tasks.tsv")
+        self.assertEqual(names, ["pos", "seed", "task", "length", "lines", "exact"])
+        for pos, task, lengths in (("learned", "count", range(1, 21)),
+                                   ("learned", "recall", range(3, 21, 3)),
+                                   ("rope", "count", range(1, 41)),
+                                   ("rope", "recall", range(3, 41, 3))):
+            some = [row for row in rows if (row[0], row[2]) == (pos, task)]
+            self.assertEqual([int(row[3]) for row in some], list(lengths))
+            lines = sum(int(row[4]) for row in some)
+            self.assertEqual(lines, 2000 if pos == "learned" else 4000)
+        said = subprocess.run([ROOT / "run", "-q", "first/runs/recall-rope-s1/model.bin", "--eval",
+                               "first/recall-far.txt", "--answers", "=", "--ctx", "67"],
+                              cwd=self.dir, capture_output=True, text=True).stdout.splitlines()
+        self.assertEqual([(row[3], float(row[5])) for row in rows if row[0] == "rope"
+                          and row[2] == "recall" and int(row[3]) > 20],
+                         [(str(int(n) - 1), float(exact)) for n, _, exact, *_ in
+                          map(str.split, said[1:])])
+        train, val = ((self.dir / f"first/recall-{part}.txt").read_text().splitlines()
+                      for part in ("train", "val"))
+        self.assertEqual({len(line) for line in set(train) & set(val)} - {7}, set())
+        self.plain_page("first", 2)
+
+    def test_again_plan_and_collect(self):
+        again = self.call("--tasks", "count,recall", *self.tiny, "--out", "first")
+        self.assertEqual((again.returncode, again.stdout, again.stderr), (0, self.first.stdout, ""))
+        self.begun("second")
+        plan = self.call("--tasks", *self.tiny, "--out", "second", "--tasks", "recall", "--plan")
+        plan = plan.stdout.splitlines()
+        self.assertEqual([line.split()[-1] for line in plan],
+                         ["recall-learned-s1", "recall-rope-s1"])
+        for line in plan:
+            done = self.call(*shlex.split(line)[1:])
+            self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
+        self.assertEqual(self.call("--collect", "--out", "second").returncode, 0)
+        self.assertEqual(self.table("second", "tasks.tsv")[1],
+                         [row for row in self.table("first", "tasks.tsv")[1] if row[2] == "recall"])
+
+    def test_interrupted_goes_on(self):
+        words = ["--tasks", "count", *self.tiny, "--pos", "rope", "--steps", 400, "--out"]
+        self.begun("third"), self.begun("whole")
+        log = self.dir / "third/runs/count-rope-s1/log.tsv"
+        self.assertEqual(self.stop([*words, "third"], log, 100, signal.SIGTERM), INTERRUPTED)
+        self.assertFalse((log.parent / "result.json").exists())
+        for out in ("third", "whole"):
+            self.assertEqual(self.call(*words, out).returncode, 0)
+        self.assertEqual(self.table("third", "tasks.tsv"), self.table("whole", "tasks.tsv"))
+
+    def test_misuse(self):
+        def bench(*more):
+            return self.call(*self.tiny, *more)
+        self.refused(bench("--tasks", "copy,sort", "--out", "x"), 2, "sort", "reverse")
+        self.refused(bench("--tasks", "copy", "a.txt"), 2, "a.txt", "no text")
+        for option in ("--ctx", "--tune-steps", "--factors"):
+            self.refused(bench("--tasks", "copy", option, "2"), 2, option, "--tasks")
+        self.refused(bench("--tasks", "count,recall", "--out", "first", "--steps", "21"), 1,
+                     "--steps", "21", "take another --out")
+        self.refused(bench("a.txt", "--out", "first"), 1, "a.txt")
+        self.refused(bench("--tasks", "count", "--out", "first", "--run", "rope-s1"), 2,
+                     "count-rope-s1")
 
 
 class Cut(unittest.TestCase):
