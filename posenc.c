@@ -162,9 +162,9 @@ static void t5_backward(float *dshared, const PosTables *dt, const float *shared
    Press, Smith & Lewis 2022; otherwise, as in their code, the slopes of the next lower power of
    two, followed by every other slope of the next higher one. No parameters. (Under a causal mask
    the same as adding m_h j: softmax ignores what a whole row has in common.)
-   With `learned` the slope is m_h e^(g_h), g (H) trained, shared by all layers, from zero: it starts
-   at m_h and keeps its sign, and d/dg_h = sum_n bias[h][n] dbias[h][n]. The authors tried trained
-   slopes and kept fixed ones.
+   With `learned` the slope is m_h e^(g_h), g (H) trained, shared by all layers, from zero: it
+   starts at m_h and keeps its sign, and d/dg_h = sum_n bias[h][n] dbias[h][n]. The authors tried
+   trained slopes and kept fixed ones.
    Past the trained length: far keys fade, so the loss stays flat. */
 
 enum { ALIBI_LEARNED };

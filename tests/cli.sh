@@ -148,8 +148,8 @@ fails 2 '--resume and --init'                 train --resume a --init b abc.txt
 fails 2 '--val and --val-frac'                train --val abc.txt --val-frac 0.2 abc.txt
 fails 2 '--stride needs --eval'               run --stride 4 m.bin
 fails 2 '--answers needs --eval'              run --answers = m.bin
-fails 2 'excludes --by-position, --stride and --first-position' run --answers = --eval a --stride 2 m.bin
-fails 2 'and --first-position'             run --answers = --eval a --first-position 1 m.bin
+fails 2 'excludes --by-position, --stride'    run --answers = --eval a --stride 2 m.bin
+fails 2 'and --first-position'                run --answers = --eval a --first-position 1 m.bin
 fails 2 '--ctx takes one number'              run --answers = --eval a --ctx 8,9 m.bin
 fails 2 '--eval and --inspect'                run --eval a --inspect b m.bin
 fails 2 '--inspect excludes'                  run --inspect a -p b m.bin
