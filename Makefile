@@ -55,7 +55,7 @@ $(BUILD)/%: tests/%.c tests/test.h $(SOURCES)
 test:
 	@$(MAKE) --no-print-directory -j2 all $(TESTS:%=$(BUILD)/%)
 	@sh tests/run.sh $(TESTS:%=$(BUILD)/%) "sh tests/cli.sh ." "sh tests/readme.sh README.md" \
-	    "sh tests/pe_bench.sh test_pe_bench.py" "sh tests/pe_bench.sh test_claims.py"
+	    "sh tests/python.sh test_pe_bench.py" "sh tests/python.sh test_claims.py"
 
 # The same tests with address and undefined-behaviour sanitizers, in a folder of their own.
 asan:

@@ -101,7 +101,7 @@ def tables(data):
     for title, kind in ((f"exact match in %, lengths up to {TRAINED}", "inside"),
                         (f"exact match in %, lengths {TRAINED + 1} to {LONGEST}", "beyond")):
         values = {key: v for key, v in data[kind].items() if v}
-        names = [name for name in data["names"]]
+        names = data["names"]
         means = {key: statistics.fmean(v) for key, v in values.items()}
         of_task = {task: ranks({name: means[name, task] for name in names
                                 if (name, task) in means}) for task in data["tasks"]}

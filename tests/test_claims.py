@@ -4,10 +4,7 @@ and a trained one with tiny models.
     python3 tests/test_claims.py        after make; prints "N passed, N failed"
 """
 import contextlib
-import importlib.machinery
-import importlib.util
 import io
-import os
 import shutil
 import signal
 import subprocess
@@ -17,13 +14,11 @@ import time
 import unittest
 from pathlib import Path
 
+import harness
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "scripts" / "claims"
-sys.path.insert(0, str(SCRIPT.parent))
-
-loader = importlib.machinery.SourceFileLoader("claims", str(SCRIPT))
-claims = importlib.util.module_from_spec(importlib.util.spec_from_loader("claims", loader))
-loader.exec_module(claims)
+claims = harness.load("claims")
 
 TINY = ("--dim 16 --heads 2 --layers 1 --ctx 16 --batch 2 --steps 30 --seeds 2 --held 1000 "
         "--threads 1").split()
@@ -204,8 +199,4 @@ class Sayings(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    os.environ["LC_ALL"] = "C.UTF-8"
-    result = unittest.main(exit=False, verbosity=0).result
-    bad = len(result.failures) + len(result.errors)
-    print(f"claims: {result.testsRun - bad} passed, {bad} failed")
-    sys.exit(bad > 0)
+    harness.main()

@@ -6,11 +6,8 @@ tasks, and tiny benches from outside.
 import base64
 import contextlib
 import html.parser
-import importlib.machinery
-import importlib.util
 import json
 import math
-import os
 import shlex
 import shutil
 import signal
@@ -24,17 +21,15 @@ import xml.etree.ElementTree
 import zlib
 from pathlib import Path
 
+import harness    # finds the modules of scripts/
+import pe_report
+import pe_stats
+import pe_svg
+import pe_tasks
+
 ROOT = Path(__file__).resolve().parent.parent
 BENCH, MAKE_TASKS = ROOT / "scripts" / "pe-bench", ROOT / "scripts" / "make-tasks"
-sys.path.insert(0, str(BENCH.parent))
-import pe_report    # noqa: E402
-import pe_stats    # noqa: E402
-import pe_svg    # noqa: E402
-import pe_tasks    # noqa: E402
-
-loader = importlib.machinery.SourceFileLoader("pe_bench", str(BENCH))
-pe_bench = importlib.util.module_from_spec(importlib.util.spec_from_loader("pe_bench", loader))
-loader.exec_module(pe_bench)
+pe_bench = harness.load("pe-bench")
 
 CAN = subprocess.run([ROOT / "run", "--help"], capture_output=True, text=True).stdout
 TINY = ("--dim 16 --heads 2 --layers 1 --ctx 16 --batch 2 --steps 12 --tokenizer bytes --threads 1 "
@@ -706,8 +701,4 @@ class Cut(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    os.environ["LC_ALL"] = "C.UTF-8"
-    result = unittest.main(exit=False, verbosity=0).result
-    bad = len(result.failures) + len(result.errors)
-    print(f"pe_bench: {result.testsRun - bad} passed, {bad} failed")
-    sys.exit(bad > 0)
+    harness.main()
