@@ -221,8 +221,7 @@ void model_free(Model *m);        // all that it holds, the tokenizer and the ma
 double model_loss(Model *m, float *losses, const int *tokens, const int *targets,
                   const int *positions, int B, int T);
 /* Returns the same, of one target that counts or more, and adds `weight` times its gradient to
-   m->grads. The batch is worked off in
-   fixed pieces, so memory depends on T, not on B. */
+   m->grads. The batch is worked off in fixed pieces, so memory depends on T, not on B. */
 double model_backward(Model *m, const int *tokens, const int *targets, const int *positions,
                       int B, int T, float weight);
 /* logits (B, T, V), for tests and inspection. */

@@ -198,9 +198,8 @@ static size_t longest(const Example *line, size_t n, int question)
 
 typedef struct { size_t lines, exact, tokens; double loss; } Answers;    // loss: the sum
 
-/* Adds B lines to *a. A line is exact if every token of its answer and its
-   newline is the likeliest after the true ones before it, which by induction is that greedy
-   generation gives them. */
+/* Adds B lines to *a. A line is exact if every token of its answer and its newline is the likeliest
+   after the true ones before it, which by induction is that greedy generation gives them. */
 static void judge(Model *m, Answers *a, const int *ids, size_t n, const Example *line, size_t B)
 {
     const size_t V = (size_t)m->config.vocab_size, T = longest(line, B, 0);
@@ -228,6 +227,7 @@ static void evaluate_answers(Model *m, int ctx)
     enum { LOGITS = 1 << 18 };    // floats of logits at a time, or those of one line
     size_t n, n_lines;
     int *ids = encode_file(m, eval_file, &n);
+    if (!n) die(1, "%s: nothing to score: no line", eval_file);
     Example *line = examples_find(&m->tokenizer, answers, ids, n, ctx, eval_file, 0, &n_lines);
     const size_t most = longest(line, n_lines, 1), inputs = longest(line, n_lines, 0);
     const size_t at_once = LOGITS / (inputs * (size_t)m->config.vocab_size) + 1;

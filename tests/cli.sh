@@ -458,6 +458,8 @@ for f in 'no-mark.txt: line 2 has no "="' 'no-end.txt: line 2 has no newline'; d
     fails 1 "$f"                              train --answers = ${f%%:*}
     fails 1 "$f"                              run q.bin --answers = --eval ${f%%:*}
 done
+printf '' >none.txt
+fails 1 'none.txt: nothing to score'             run q.bin --answers = --eval none.txt
 for x in '' '->' 'ä'; do
     fails 2 '--answers: ".*" is not one byte' train --answers "$x" qa.txt
 done
