@@ -1251,9 +1251,11 @@ static float row_max(const float *x, size_t n)
     float m = -INFINITY;
     size_t i = 0;
     if (n >= VL) {
-        vec v = load(x);
-        for (i = VL; i + VL <= n; i += VL) v = vmax(v, load(x + i));
-        m = vmaximum(v);
+        vec v[4] = { load(x), load(x), load(x), load(x) };    // side by side: none waits for another
+        for (; i + 4 * VL <= n; i += 4 * VL)
+            for (int k = 0; k < 4; k++) v[k] = vmax(v[k], load(x + i + k * VL));
+        for (; i + VL <= n; i += VL) v[0] = vmax(v[0], load(x + i));
+        m = vmaximum(vmax(vmax(v[0], v[1]), vmax(v[2], v[3])));
     }
     for (; i < n; i++) m = x[i] > m ? x[i] : m;
     return m;
@@ -2450,14 +2452,20 @@ static float threshold(const float *w, size_t n, double enough, int count, doubl
     return t;
 }
 
-/* Sets to 0 what is lighter than t, and of those that weigh t all but the first `equal`. */
+/* Sets to 0 what is lighter than t, and of those that weigh t all but the first `equal`: few blocks
+   have any of them. */
 static void keep_heaviest(float *w, size_t n, float t, double equal)
 {
-    for (size_t i = 0; i < n; i += VL) {
-        const vec x = load(w + i);
-        store(w + i, choose(x >= t, x, splat(0)));
+    enum { BLOCK = 64 * VL };
+    for (size_t i = 0; i < n; i += BLOCK) {
+        const size_t end = min_size(n, i + BLOCK);
+        int equals = 0;
+        for (size_t j = i; j < end; j++) {
+            equals += w[j] == t;
+            w[j] = w[j] >= t ? w[j] : 0;
+        }
+        for (size_t j = i; equals && j < end; j++) if (w[j] == t && equal-- <= 0) w[j] = 0;
     }
-    for (size_t i = 0; i < n; i++) if (w[i] == t && equal-- <= 0) w[i] = 0;
 }
 
 int sample(const float *logits, int V, float temperature, int top_k, float top_p, double u)
