@@ -25,12 +25,12 @@ PASSES = 4                   # of a step; lines of like length share one
 Task = collections.namedtuple("Task", "steps lr see why")
 TASKS = {
     "copy": Task(
-        5000, 3e-3,
+        4000, 1e-3,
         "Every symbol of the answer stands as far back as the question is long.",
         "A longer question asks for a distance that was never trained, unless a model finds its "
         "place by the letters before it; then letters that occur twice lead it astray."),
     "reverse": Task(
-        5000, 3e-3,
+        8000, 1e-3,
         "The first symbol of the answer stands next to the mark, and each one after it two further "
         "back.",
         "It begins with short distances at every length, so the answer to a long question breaks "
@@ -41,18 +41,18 @@ TASKS = {
         "Nothing but position or number tells one symbol from the next, so what an encoding cannot "
         "count on, it cannot copy; exact is only who stops at the very length."),
     "recall": Task(
-        4000, 3e-3,
+        4000, 1e-3,
         "Each key is copied from the end of the question, and its value stands behind the key.",
         "Distance should not matter: a value is a neighbour of its key, wherever that is. More "
         "pairs make it harder at any length."),
     "addition": Task(
-        5000, 3e-3,
+        9000, 1e-3,
         "The answer repeats the question column by column, and adds the digit of the sum, which "
         "needs this column and the carry of the one before.",
         "Ten digits occur again and again, so content hardly tells where in the question the next "
         "column is: it must be counted or measured."),
     "index": Task(
-        4000, 3e-3,
+        8000, 2e-3,
         "Each letter is copied from the end of the question, and its place from the start follows.",
         "All ten places were trained, and a longer line only moves them away from the end, where "
         "they are asked for: absolute positions have them at hand, distances must be counted on."),
@@ -69,9 +69,8 @@ def shares(by_length):
     return result
 
 
-def ranks(values):
-    """{name: value} -> {name: rank}, the largest first; equal ones share the mean of their
-    ranks."""
+def places(values):
+    """{name: value} -> {name: place}, 1 is the largest; equal ones share the mean of theirs."""
     return {a: 1 + sum(v > values[a] for v in values.values())
             + sum(v == values[a] for name, v in values.items() if name != a) / 2 for a in values}
 
@@ -103,7 +102,7 @@ def tables(data):
         values = {key: v for key, v in data[kind].items() if v}
         names = data["names"]
         means = {key: statistics.fmean(v) for key, v in values.items()}
-        of_task = {task: ranks({name: means[name, task] for name in names
+        of_task = {task: places({name: means[name, task] for name in names
                                 if (name, task) in means}) for task in data["tasks"]}
         rows = []
         for name in names:

@@ -326,8 +326,8 @@ class TaskReport(unittest.TestCase):
                                               ("b", "copy", 0.9, None), ("b", "count", 0.95, None))
             for seed, shift in ((1, 0), (2, 0.01))]
 
-    def test_ranks(self):
-        self.assertEqual(pe_tasks.ranks({"a": 0.5, "b": 0.9, "c": 0.5, "d": 0.1}),
+    def test_places(self):
+        self.assertEqual(pe_tasks.places({"a": 0.5, "b": 0.9, "c": 0.5, "d": 0.1}),
                          {"b": 1, "a": 2.5, "c": 2.5, "d": 4})
 
     def test_shares(self):
