@@ -49,7 +49,7 @@ static Option options[POS_OWN + MOST_POS_OPTIONS] = {
       .help = "with --eval: lines of question, MARK, answer: length lines exact tokens loss" },
     { "inspect", 0, "FILE", .s = &inspect_file,
       .help = "print the encoding and the attention on a text: what layer head row column value" },
-    { "quiet", 'q', NULL, "print errors and warnings only", .on = &quiet },
+    [POS_OWN - 1] = { "quiet", 'q', NULL, "print errors and warnings only", .on = &quiet },
 };
 
 static void help(void)

@@ -17,20 +17,21 @@ static double lr = 3e-3, min_lr = NAN, weight_decay = 0.1, clip = 1, val_frac = 
 static uint64_t seed;
 
 // Places in the table: the shape of the model, what decides the bits of a run, and where the
-// encodings' own options begin.
+// encodings' own options begin. The compiler warns of one that is taken twice.
 enum { POS = 0, OUT = 1, TOKENIZER = 4, SHAPE = 5, CTX = 11, RUN = 12, VAL_FRAC = 20, SEED = 22,
        POS_OWN = 33 };
 
 static Option options[POS_OWN + MOST_POS_OPTIONS] = {
-    { "pos", 0, "NAME", "positional encoding, see below", .s = &pos },
-    { "out", 'o', "FILE", "where the model goes", .s = &out },
+    [POS] = { "pos", 0, "NAME", "positional encoding, see below", .s = &pos },
+    [OUT] = { "out", 'o', "FILE", "where the model goes", .s = &out },
     { "resume", 0, "FILE", .s = &resume_file,
       .help = "go on where FILE stopped: same text, same bits as without the stop" },
     { "init", 0, "FILE", .s = &init_file,
       .help = "start from FILE's weights with a fresh optimizer "
               "(another --pos or --ctx is allowed)" },
-    { "tokenizer", 'z', "FILE", "vocabulary, or the word \"bytes\"", .s = &tokenizer_file },
-    { "dim", 0, "N", "width", .i = &dim, .min = 1, .max = 1 << 16 },
+    [TOKENIZER] = { "tokenizer", 'z', "FILE", .s = &tokenizer_file,
+                    .help = "vocabulary, or the word \"bytes\"" },
+    [SHAPE] = { "dim", 0, "N", "width", .i = &dim, .min = 1, .max = 1 << 16 },
     { "layers", 0, "N", "layers", .i = &layers, .min = 1, .max = 1000 },
     { "heads", 0, "N", "attention heads", .i = &heads, .min = 1, .max = 1 << 12 },
     { "kv-heads", 0, "N", .i = &kv_heads, .min = 0, .max = 1 << 12,
@@ -38,8 +39,8 @@ static Option options[POS_OWN + MOST_POS_OPTIONS] = {
     { "hidden", 0, "N", .i = &hidden, .min = 0, .max = 1 << 20,
       .help = "width of the feed-forward layer; 0: 8/3 dim, a multiple of 32" },
     { "untied", 0, NULL, "an output matrix of its own", .on = &untied },
-    { "ctx", 0, "N", "trained length, in tokens", .i = &ctx, .min = 1, .max = 1 << 20 },
-    { "batch", 0, "N", "sequences per pass", .i = &batch, .min = 1, .max = 1 << 16 },
+    [CTX] = { "ctx", 0, "N", "trained length, in tokens", .i = &ctx, .min = 1, .max = 1 << 20 },
+    [RUN] = { "batch", 0, "N", "sequences per pass", .i = &batch, .min = 1, .max = 1 << 16 },
     { "accum", 0, "N", .i = &accum, .min = 1, .max = 1 << 16,
       .help = "passes per step; their gradients are averaged" },
     { "steps", 0, "N", .i = &steps, .min = 0, .max = 1e9,
@@ -52,10 +53,10 @@ static Option options[POS_OWN + MOST_POS_OPTIONS] = {
     { "weight-decay", 0, "X", .f = &weight_decay, .min = 0, .max = 1e3,
       .help = "AdamW's decay of matrices and embeddings" },
     { "clip", 0, "X", "largest norm of the gradient; 0: any", .f = &clip, .min = 0, .max = 1e9 },
-    { "val-frac", 0, "X", .f = &val_frac, .min = 0, .max = 0.9,
+    [VAL_FRAC] = { "val-frac", 0, "X", .f = &val_frac, .min = 0, .max = 0.9,
       .help = "share of the text, at its end, that is kept for validation" },
     { "val", 0, "FILE", "validate on FILE instead", .s = &val_file },
-    { "seed", 's', "N", "random seed; default: drawn, and printed", .u = &seed },
+    [SEED] = { "seed", 's', "N", "random seed; default: drawn, and printed", .u = &seed },
     { "threads", 0, "N", .i = &threads, .min = 0, .max = 4096,
       .help = "threads; 0: OMP_NUM_THREADS, else all processors" },
     { "eval-every", 0, "N", .i = &eval_every, .min = 0, .max = 1e9,
@@ -72,7 +73,7 @@ static Option options[POS_OWN + MOST_POS_OPTIONS] = {
     { "bf16", 0, NULL, .on = &bf16,
       .help = "round the inputs of matrix products to bf16; faster where the processor has it" },
     { "profile", 0, NULL, "say at the end where the time of the steps went", .on = &profiled },
-    { "quiet", 'q', NULL, "print errors and warnings only", .on = &quiet },
+    [POS_OWN - 1] = { "quiet", 'q', NULL, "print errors and warnings only", .on = &quiet },
 };
 
 static void help(void)
