@@ -2934,6 +2934,14 @@ size_t text_append(Text *text, const char *path)
     return converted;
 }
 
+/* The file that a link leads to, which is replaced, not the link; else `path`. To be freed. */
+static char *file_behind(const char *path)
+{
+    char *end = realpath(path, NULL);
+    if (!end) memcpy(end = xmalloc(strlen(path) + 1), path, strlen(path));
+    return end;
+}
+
 /* Beside path: a rename must not cross file systems. */
 static FILE *temporary_open(char **temporary, const char *path)
 {
@@ -2955,9 +2963,10 @@ void file_check_writable(const char *path)
         die(1, "%s: is a directory, expected the name of a file to write", path);
     if (exists && !S_ISREG(info.st_mode))
         die(1, "%s: is not a regular file and will not be replaced", path);
-    fclose(temporary_open(&temporary, path));
+    char *target = file_behind(path);
+    fclose(temporary_open(&temporary, target));
     unlink(temporary);
-    free(temporary);
+    free(temporary), free(target);
 }
 
 static uint64_t state_checksum(const TrainState *s, const float *m, const float *v, size_t bytes)
@@ -2970,7 +2979,7 @@ void model_save(const Model *m, const char *path, const TrainState *state)
     const Config *c = &m->config;
     const Tokenizer *t = &m->tokenizer;
     const size_t vocab_room = round_up(t->file_size, 64), floats = m->params.count * sizeof(float);
-    char *vocabulary = xmalloc(vocab_room), *temporary;
+    char *vocabulary = xmalloc(vocab_room), *temporary, *target = file_behind(path);
     if (t->file_size) memcpy(vocabulary, t->file, t->file_size);
     Header h = { .version = VERSION,
                  .shape = { c->dim, c->hidden_dim, c->n_layers, c->n_heads, c->n_kv_heads,
@@ -2995,18 +3004,18 @@ void model_save(const Model *m, const char *path, const TrainState *state)
         { &h, sizeof h }, { vocabulary, vocab_room }, { m->params.data, floats },
         { state, state ? sizeof *state : 0 },
         { m->m, state ? floats : 0 }, { m->v, state ? floats : 0 } };
-    FILE *f = temporary_open(&temporary, path);
+    FILE *f = temporary_open(&temporary, target);
     int good = 1;
     for (size_t i = 0; i < sizeof part / sizeof *part; i++)
         good = good && (!part[i].bytes
                         || fwrite(part[i].data, 1, part[i].bytes, f) == part[i].bytes);
     good = good && !fflush(f) && !fsync(fileno(f));
-    if (fclose(f) || !good || rename(temporary, path)) {
+    if (fclose(f) || !good || rename(temporary, target)) {
         const int reason = errno;
         unlink(temporary);
         die(1, "%s: %s; nothing was saved", path, strerror(reason));
     }
-    free(vocabulary), free(temporary);
+    free(vocabulary), free(temporary), free(target);
 }
 
 /* A mapped file whose pages are private: what is written to them stays in this process. */

@@ -657,10 +657,12 @@ int main(int argc, char **argv)
         if (!sigaction(stops[i], NULL, &before) && before.sa_handler != SIG_IGN)
             sigaction(stops[i], &action, NULL);
     }
-    if (resume_file && state.step >= (stop_after && stop_after < steps ? stop_after : steps))
-        note("train: %s is at step %lld of %d: nothing to do", resume_file, (long long)state.step,
-             steps);
-    else train(&m, &state, data, val);
+    if (resume_file && state.step >= (stop_after && stop_after < steps ? stop_after : steps)) {
+        if (options[OUT].given) model_save(&m, out, &state);
+        note("train: %s is at step %lld of %d: nothing to do%s%s", resume_file,
+             (long long)state.step, steps, options[OUT].given ? "; saved " : "",
+             options[OUT].given ? out : "");
+    } else train(&m, &state, data, val);
     free(data.token), free(data.line), free(val.line);
     if (val_file) free(val.token);
     model_free(&m);

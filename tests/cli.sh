@@ -564,6 +564,11 @@ fails 1 'foreign: not a model'                resume foreign abc.txt
 # as at the start
 works '' resume half.bin --pos RoPE --dim 16 --kv-heads 0 --hidden 0 --rope-dims 0 --lr 0.003 \
     --out a abc.txt
+works 'nothing to do; saved b' go train --threads 1 --resume a --out b abc.txt
+same a b "--resume of a finished run writes --out"
+ln -s b link; works '' train --steps 1 --out link abc.txt
+ok "a link stays and what it leads to is replaced" eval '[ -h link ] && ! cmp -s a b'
+works '' run link -p abc -n 1
 train --pos t5 --t5-max 0 --steps 4 --stop-after 2 --out t5.bin abc.txt
 works '' train --pos t5 --t5-max 0 --steps 4 --resume t5.bin --out a abc.txt
 works '' train --steps 4 --stop-after 2 --val other.txt --out val.bin abc.txt
