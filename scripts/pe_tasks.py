@@ -52,7 +52,7 @@ TASKS = {
         "Ten digits occur again and again, so content hardly tells where in the question the next "
         "column is: it must be counted or measured."),
     "index": Task(
-        8000, 2e-3,
+        12000, 3e-3,
         "Each letter is copied from the end of the question, and its place from the start follows.",
         "All ten places were trained, and a longer line only moves them away from the end, where "
         "they are asked for: absolute positions have them at hand, distances must be counted on."),
