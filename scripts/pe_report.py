@@ -6,6 +6,7 @@ not have it. A new part of the laboratory is one more function in that list.
 """
 import collections
 import math
+import re
 import statistics
 from html import escape
 
@@ -27,10 +28,10 @@ p{max-width:48em;margin:.5em 0}
 .charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,360px),1fr));gap:16px;
 margin:12px 0}.charts svg{display:block;width:100%;height:auto}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:14px;white-space:nowrap}
-th,td{padding:2px 10px 2px 0;text-align:right;font-variant-numeric:tabular-nums}
+th,td{padding:2px 10px 2px 0;text-align:right;vertical-align:top;font-variant-numeric:tabular-nums}
 th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:#fff}
 th{font-weight:600;border-bottom:1px solid #999}
-.text{text-align:left;white-space:normal;min-width:14em;vertical-align:top}
+.text,.long{text-align:left}.long{white-space:normal;min-width:14em}
 summary{cursor:pointer}
 @media screen and (prefers-color-scheme:dark){body{background:#161616;color:#ececec}
 th:first-child,td:first-child{background:#161616}}
@@ -435,12 +436,16 @@ def explanation(data):
 
 
 def html_table(header, rows):
+    """Columns of words are read from the left, numbers compared by their ends."""
+    columns = zip(*rows) if rows else ((),) * len(header)
+    words = [all(re.search("[a-z]{2}", str(cell)) for cell in column) for column in columns]
+
     def cells(row, tag):
-        texts = [str(cell) for cell in row]
-        return "".join(f'<{tag}{" class=text" * (len(text) > 24)}>{escape(text)}</{tag}>'
-                       for text in texts)
-    body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
-    return (f'<div class="scroll"><table><thead><tr>{cells(header, "th")}</tr></thead>'
+        for cell, is_words in zip(map(str, row), words):
+            kind = " class=long" if len(cell) > 24 else " class=text" if is_words else ""
+            yield f"<{tag}{kind}>{escape(cell)}</{tag}>"
+    body = "".join(f"<tr>{''.join(cells(row, 'td'))}</tr>" for row in rows)
+    return (f'<div class="scroll"><table><thead><tr>{"".join(cells(header, "th"))}</tr></thead>'
             f"<tbody>{body}</tbody></table></div>")
 
 
@@ -476,9 +481,12 @@ def paragraphs(parts):
 
 def page(out, data, subject, keys, lead, sections, save):
     """The page of a bench on `subject`, with its settings of these keys and a lead in HTML."""
-    settings = ", ".join(f"{key} {data['settings'][key]}" for key in keys)
+    def told(value):    # of each task, if they have their own
+        return (", ".join(f"{task} {v}" for task, v in value.items()) if isinstance(value, dict)
+                else value)
+    settings = "; ".join(f"{key} {told(data['settings'][key])}" for key in keys)
     parts = [f"<h1>Positional encodings on {escape(subject)}</h1>",
-             f"<p>{escape(settings)}, seeds {', '.join(map(str, data['seeds']))}.</p>", *lead]
+             f"<p>{escape(settings)}; seeds {', '.join(map(str, data['seeds']))}.</p>", *lead]
     for section in filter(None, sections):
         pictures = "".join(f"<div>{svg}</div>" for _, svg in section.charts)
         parts.append(f"<section><h2>{escape(section.title)}</h2><p>{escape(section.see)} "
