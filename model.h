@@ -417,6 +417,7 @@ int bf16_set(int on);
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -1251,7 +1252,7 @@ static float row_max(const float *x, size_t n)
     float m = -INFINITY;
     size_t i = 0;
     if (n >= VL) {
-        vec v[4] = { load(x), load(x), load(x), load(x) };    // side by side: none waits for another
+        vec v[4] = { load(x), load(x), load(x), load(x) };    // none waits for another
         for (; i + 4 * VL <= n; i += 4 * VL)
             for (int k = 0; k < 4; k++) v[k] = vmax(v[k], load(x + i + k * VL));
         for (; i + VL <= n; i += VL) v[0] = vmax(v[0], load(x + i));
@@ -2964,8 +2965,11 @@ void file_check_writable(const char *path)
     if (exists && !S_ISREG(info.st_mode))
         die(1, "%s: is not a regular file and will not be replaced", path);
     char *target = file_behind(path);
+    sigset_t all, before;    // a signal between the two would leave the file behind
+    sigfillset(&all), sigprocmask(SIG_BLOCK, &all, &before);
     fclose(temporary_open(&temporary, target));
     unlink(temporary);
+    sigprocmask(SIG_SETMASK, &before, NULL);
     free(temporary), free(target);
 }
 
