@@ -103,7 +103,7 @@ def tables(data):
         names = data["names"]
         means = {key: statistics.fmean(v) for key, v in values.items()}
         of_task = {task: places({name: means[name, task] for name in names
-                                if (name, task) in means}) for task in data["tasks"]}
+                                 if (name, task) in means}) for task in data["tasks"]}
         rows = []
         for name in names:
             row = [name]
