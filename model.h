@@ -840,12 +840,11 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
     // size. Which thread computes an element, and in which block, changes no bit of it: only kc
     // splits a sum, and it depends on K alone.
     const size_t threads = (size_t)thread_count(), tiles = div_up(M, MR);
-    const size_t row_shares = tiles >= 2 * threads ? threads : 1, col_shares = threads / row_shares;
+    const int by_rows = tiles >= 2 * threads;
     const size_t kc = div_up(K, div_up(K, pairs ? 2 * KC : KC));
     const size_t nc = round_up(div_up(N, div_up(N, NC)), NR);
-    const size_t most = div_up(tiles, row_shares) * MR;
+    const size_t most = (by_rows ? div_up(tiles, threads) : tiles) * MR;
     const size_t mc = direct ? MR : round_up(div_up(most, div_up(most, MC)), MR);
-    const size_t blocks = div_up(most, mc);    // of a share
     void (*const multiply)(float *, size_t, const float *, size_t, size_t, const float *, size_t,
                            size_t, size_t, size_t, const float *) = pairs ? product_bf16 : product;
     const size_t per_thread = mc * kc + (pairs ? NR * (kc + 1) : 0);
@@ -853,13 +852,15 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
 
     #pragma omp parallel if (M * N * K > 1 << 18)
     {
-        float *pa = packed_a + (size_t)thread_number() * per_thread, *unpaired = pa + mc * kc;
+        const size_t thread = (size_t)thread_number(), team = (size_t)team_size();
+        const size_t first = by_rows ? tiles * thread / team * MR : 0;
+        const size_t end = by_rows ? min_size(M, tiles * (thread + 1) / team * MR) : M;
+        float *pa = packed_a + thread * per_thread, *unpaired = pa + mc * kc;
         for (size_t n0 = 0; n0 < N; n0 += nc)
             for (size_t k0 = 0; k0 < K; k0 += kc) {
                 const size_t nn = min_size(nc, N - n0), kn = min_size(kc, K - k0);
-                const size_t panels = div_up(nn, NR);
+                const size_t panels = div_up(nn, NR), steps = pairs ? div_up(kn, 2) : kn;
                 const float *add = k0 ? c : plus;
-                const size_t steps = pairs ? div_up(kn, 2) : kn;
                 #pragma omp for schedule(static) nowait
                 for (long p = 0; p < (long)panels; p++) {
                     float *to = packed_b + (size_t)p * NR * kn;
@@ -868,18 +869,13 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
                     if (pairs) pair_up(to, unpaired, NR, kn);
                 }
                 barrier();
-                #pragma omp for schedule(static) nowait
-                for (long unit = 0; unit < (long)(threads * blocks); unit++) {
-                    const size_t share = (size_t)unit / blocks, block = (size_t)unit % blocks;
-                    const size_t s_row = share / col_shares, s_col = share % col_shares;
-                    const size_t m0 = tiles * s_row / row_shares * MR + block * mc;
-                    const size_t end = min_size(M, tiles * (s_row + 1) / row_shares * MR);
-                    const size_t mn = m0 < end ? min_size(mc, end - m0) : 0;
-                    const size_t p0 = panels * s_col / col_shares;
-                    const size_t p1 = panels * (s_col + 1) / col_shares;
+                const size_t p0 = by_rows ? 0 : panels * thread / team;
+                const size_t p1 = by_rows ? panels : panels * (thread + 1) / team;
+                for (size_t m0 = first; m0 < end && p0 < p1; m0 += mc) {
+                    const size_t mn = min_size(mc, end - m0);
                     const float *from = a + m0 * a_row + k0 * a_k;
                     const int packed = !direct || mn < MR;
-                    for (size_t i = 0; packed && p0 < p1 && i < mn; i += MR) {
+                    for (size_t i = 0; packed && i < mn; i += MR) {
                         pack(pairs ? unpaired : pa + i * kn, from + i * a_row, a_row, a_k,
                              min_size(MR, mn - i), MR, kn);
                         if (pairs) pair_up(pa + i * kn, unpaired, MR, kn);
@@ -893,6 +889,11 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
                             const float *tb = packed_b + p * NR * kn;
                             const size_t row = m0 + i, col = n0 + p * NR;
                             const size_t at = turned ? col * ldc + row : row * ldc + col;
+                            const size_t high = turned ? cols : rows, wide = turned ? rows : cols;
+                            // C is in no cache, or in that of another thread: asked for in time
+                            for (size_t y = 0; y < high; y++)
+                                for (size_t x = 0; x < wide; x += 16)
+                                    __builtin_prefetch(c + at + y * ldc + x, 1);
                             if (rows == MR && cols == NR && !turned) {
                                 multiply(c + at, ldc, ta, ta_row, ta_k, tb, NR, MR, NR, steps,
                                          add ? add + at : NULL);
@@ -903,7 +904,6 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
                             if (turned) pack(edge_t, edge, NR, 1, MR, MR, NR);
                             const float *tile = turned ? edge_t : edge;
                             const size_t step = turned ? MR : NR;
-                            const size_t high = turned ? cols : rows, wide = turned ? rows : cols;
                             for (size_t y = 0; y < high; y++)
                                 for (size_t x = 0; x < wide; x++)
                                     c[at + y * ldc + x] = tile[y * step + x]
@@ -1448,7 +1448,7 @@ static void attention_forward(float *out, size_t out_stride, float *lse,
 
     #pragma omp parallel if ((size_t)a->B * (size_t)a->S * a->q_stride > MIN_PARALLEL)
     {
-        #pragma omp for schedule(dynamic) nowait
+        #pragma omp for schedule(static) nowait
         for (long task = 0; task < (long)a->B * a->H; task++) {
             const int b = (int)(task / a->H), h = (int)(task % a->H);
             float *s = all + (size_t)thread_number() * per_thread;
@@ -1559,7 +1559,7 @@ static void attention_backward(float *qkv, const PosTables *dpos, const float *d
 
     #pragma omp parallel if ((size_t)a->B * T * width > MIN_PARALLEL)
     {
-        #pragma omp for schedule(dynamic) nowait
+        #pragma omp for schedule(static) nowait
         for (long pair = 0; pair < (long)a->B * a->G; pair++) {
             // a key head and the query heads that share it
             const int b = (int)(pair / a->G), g = (int)(pair % a->G);
@@ -2369,20 +2369,22 @@ double model_update(Model *m, int64_t step, const AdamW *o, float lr)
     const float scale = o->clip > 0 && norm > (double)o->clip ? o->clip / (float)norm : 1;
     const float correct1 = 1 / (float)(1 - pow((double)o->beta1, (double)step));
     const float correct2 = 1 / (float)(1 - pow((double)o->beta2, (double)step));
-    for (int k = 0; isfinite(norm) && k < p->n_tensors; k++) {
-        const Tensor *t = &p->tensors[k];
-        const float decay = t->kind == GAIN || t->kind == POSITION ? 0 : o->weight_decay;
-        float *restrict w = p->data + t->offset, *restrict dw = g + t->offset;
-        float *restrict m1 = m->m + t->offset, *restrict m2 = m->v + t->offset;
-        #pragma omp parallel for schedule(static) if (t->count > MIN_PARALLEL)
-        for (long i = 0; i < (long)t->count; i++) {
-            const float d = dw[i] * scale;
-            m1[i] = o->beta1 * m1[i] + (1 - o->beta1) * d;
-            m2[i] = o->beta2 * m2[i] + (1 - o->beta2) * d * d;
-            w[i] -= lr * (m1[i] * correct1 / (sqrtf(m2[i] * correct2) + o->eps) + decay * w[i]);
-            dw[i] = 0;
+    float *restrict w = p->data, *restrict dw = g, *restrict m1 = m->m, *restrict m2 = m->v;
+    #pragma omp parallel for schedule(static) if (p->count > MIN_PARALLEL)
+    for (int piece = 0; piece < PIECES; piece++)
+        for (int k = 0; isfinite(norm) && k < p->n_tensors; k++) {
+            const Tensor *t = &p->tensors[k];
+            const float decay = t->kind == GAIN || t->kind == POSITION ? 0 : o->weight_decay;
+            const size_t start = piece_start(p->count, piece);
+            const size_t end = min_size(piece_start(p->count, piece + 1), t->offset + t->count);
+            for (size_t i = start > t->offset ? start : t->offset; i < end; i++) {
+                const float d = dw[i] * scale;
+                m1[i] = o->beta1 * m1[i] + (1 - o->beta1) * d;
+                m2[i] = o->beta2 * m2[i] + (1 - o->beta2) * d * d;
+                w[i] -= lr * (m1[i] * correct1 / (sqrtf(m2[i] * correct2) + o->eps) + decay * w[i]);
+                dw[i] = 0;
+            }
         }
-    }
     if (!isfinite(norm)) memset(g, 0, p->count * sizeof *g);
     return norm;
 }
