@@ -945,10 +945,8 @@ static void matvec(float *y, const float *x, const float *w, size_t n_in, size_t
 }
 
 /* int8 weights for generation: groups of 64 neighbours in a row share a scale,
-   w = scale q, q = round(127 w / max |w|); the last group of a row is filled up with zeros. Four
-   vectors of a group share one of 32-bit words, a byte each, so that shifts take them apart. */
+   w = scale q, q = round(127 w / max |w|); the last group of a row is filled up with zeros. */
 enum { GROUP = 64 };
-static size_t int8_place(size_t i) { return (i / (4 * VL) * VL + i % VL) * 4 + i / VL % 4; }
 
 static void quantize_rows(Quantized out, size_t first, const float *w, size_t n_in, size_t n_out)
 {
@@ -964,17 +962,16 @@ static void quantize_rows(Quantized out, size_t first, const float *w, size_t n_
             const float inverse = most > 0 ? 127 / most : 0;
             out.scale[at] = most / 127;
             for (size_t i = 0; i < n; i++)
-                out.q[at * GROUP + int8_place(i)] = (int8_t)lrintf(from[i] * inverse);
+                out.q[at * GROUP + i] = (int8_t)lrintf(from[i] * inverse);
         }
 }
 
 INLINE void unpack(vec *w, const int8_t *q)    // a group: GROUP / VL vectors, without the scale
 {
-    for (int a = 0; a < GROUP / VL; a += 4) {
-        uvec words;
-        memcpy(&words, q + a * VL, sizeof words);
-        for (int k = 0; k < 4; k++)
-            w[a + k] = __builtin_convertvector((ivec)(words << (24 - 8 * k)) >> 24, vec);
+    for (int a = 0; a < GROUP / VL; a++) {
+        ivec words;
+        for (int k = 0; k < VL; k++) words[k] = q[a * VL + k];    // one instruction that widens
+        w[a] = __builtin_convertvector(words, vec);
     }
 }
 
