@@ -248,7 +248,7 @@ double model_update(Model *m, int64_t step, const AdamW *o, float lr);
 
 typedef struct {                  // keys (turned) and values of the tokens seen so far
     int len, used;                // capacity and tokens in it
-    float *k, *v;                 // (n_layers, len, kv_dim), see cache_copy
+    float *k, *v;                 // (n_layers, key heads, len, D), see cache_copy
     float *rows;                  // (2, len, kv_dim) of one layer, for tokens that follow together
     float *logits;                // (V) of the last token
 } Cache;
@@ -1321,6 +1321,7 @@ typedef struct {              // what one attention works on
     int B, T, S, start;       // T queries follow `start` keys; S = start + T keys
     int H, G, D;              // query heads, key heads, head size
     size_t q_stride, kv_stride;    // floats between rows of q, and of k and v
+    size_t head_stride;       // floats between key heads in a cache, see cache_copy
     const PosTables *pos;
     const int *positions;     // (B, S), or NULL: 0 .. S-1
 } Attention;
@@ -1684,33 +1685,36 @@ static void attention_backward(float *qkv, const PosTables *dpos, const float *d
         }
 }
 
-/* Keys (and values) in a cache: LANES tokens to a block, transposed within it, so that a vector
-   holds one element of neighbouring tokens: no sum runs across a vector, however small a head. */
+/* Keys (or values) in a cache: a head's stand together, since it is read as a whole, in blocks of
+   LANES tokens, transposed, so that a vector holds one element of neighbouring tokens: no sum runs
+   across a vector, however small a head. */
 enum { LANES = 16 };
-static size_t cache_floats(size_t len, size_t kv_dim) { return round_up(len, LANES) * kv_dim; }
+static size_t cache_floats(size_t len, size_t width) { return round_up(len, LANES) * width; }
 
-/* Copies n rows of kv_dim to (or, back, from) tokens `start` and on of a cache. */
-static void cache_copy_block(float *cache, float *rows, size_t stride, size_t kv_dim,
+/* Copies n rows of k (or v) to (or, back, from) tokens `start` and on of a cache. */
+static void cache_copy_block(float *cache, float *rows, size_t stride, const Attention *a,
                              size_t start, size_t n, size_t block, int back)
 {
-    const size_t first = block * LANES, last = min_size(first + LANES, start + n);
-    for (size_t d = 0; d < kv_dim; d++)
-        for (size_t t = first > start ? first : start; t < last; t++) {
-            float *in_cache = cache + first * kv_dim + d * LANES + t % LANES;
-            float *in_row = rows + (t - start) * stride + d;
-            if (back) *in_row = *in_cache;
-            else *in_cache = *in_row;
-        }
+    const size_t D = (size_t)a->D, first = block * LANES;
+    const size_t from = first > start ? first : start, last = min_size(first + LANES, start + n);
+    for (size_t g = 0; g < (size_t)a->G; g++)
+        for (size_t d = 0; d < D; d++)
+            for (size_t t = from; t < last; t++) {
+                float *in_cache = cache + g * a->head_stride + first * D + d * LANES + t % LANES;
+                float *in_row = rows + (t - start) * stride + g * D + d;
+                if (back) *in_row = *in_cache;
+                else *in_cache = *in_row;
+            }
 }
 
-static void cache_copy(float *cache, float *rows, size_t stride, size_t kv_dim,
+static void cache_copy(float *cache, float *rows, size_t stride, const Attention *a,
                        size_t start, size_t n, int back)
 {
     const size_t block = start / LANES, end = div_up(start + n, LANES);
-    if (n == 1) { cache_copy_block(cache, rows, stride, kv_dim, start, n, block, back); return; }
-    #pragma omp parallel for schedule(static) if (n * kv_dim > MIN_PARALLEL)
+    if (n == 1) { cache_copy_block(cache, rows, stride, a, start, n, block, back); return; }
+    #pragma omp parallel for schedule(static) if (n * (size_t)(a->G * a->D) > MIN_PARALLEL)
     for (long b = (long)block; b < (long)end; b++)
-        cache_copy_block(cache, rows, stride, kv_dim, start, n, (size_t)b, back);
+        cache_copy_block(cache, rows, stride, a, start, n, (size_t)b, back);
 }
 
 /* One query against a cache of S keys: generation. Reads k and v once. s: scratch. */
@@ -1718,16 +1722,16 @@ static void attention_step_head(float *o, float *s, const float *qh, const float
                                 const float *v, const Attention *a, int h)
 {
     const PosTables *pos = a->pos;
-    const size_t D = (size_t)a->D, S = (size_t)a->S, kv_dim = (size_t)a->G * D;
-    const size_t Sp = round_up(S, LANES), lane = (size_t)(h / (a->H / a->G)) * D * LANES;
+    const size_t D = (size_t)a->D, S = (size_t)a->S, Sp = round_up(S, LANES);
+    const size_t head = (size_t)(h / (a->H / a->G)) * a->head_stride;
     const int i = a->S - 1;
     const float scale = 1 / sqrtf((float)a->D);
     float *sums = memset(s + Sp, 0, D * LANES * sizeof *sums);    // of a[j] v[j], by j % LANES
     for (size_t j = 0; j < S; j += LANES) {
-        const float *block = k + j * kv_dim + lane;
+        const float *block = k + head + j * D;
         vec score[LANES / VL] = {0};
         for (size_t d = 0; d < D; d++) {
-            __builtin_prefetch(block + (kv_dim + d) * LANES);    // the head's next block
+            __builtin_prefetch(block + (2 * D + d) * LANES);    // the block after the next
             for (int x = 0; x < LANES / VL; x++)
                 score[x] += scale * qh[d] * load(block + d * LANES + x * VL);
         }
@@ -1749,9 +1753,9 @@ static void attention_step_head(float *o, float *s, const float *qh, const float
         total += e;
     }
     for (size_t j = 0; j < S; j += LANES) {
-        const float *block = v + j * kv_dim + lane;
+        const float *block = v + head + j * D;
         for (size_t d = 0; d < D; d++) {
-            __builtin_prefetch(block + (kv_dim + d) * LANES);
+            __builtin_prefetch(block + (2 * D + d) * LANES);
             for (size_t x = d * LANES; x < (d + 1) * LANES; x += VL)
                 store(sums + x, load(sums + x) + load(s + j + x % LANES) * load(block + x));
         }
@@ -2170,16 +2174,17 @@ static void model_forward(Model *m, Cache *kv, const int *tokens, const int *pos
         } else {
             const size_t layer = (size_t)i * cache_floats((size_t)kv->len, kv_dim);
             float *keys = kv->k + layer, *values = kv->v + layer, *k = qkv + dim, *v = k + kv_dim;
-            cache_copy(keys, k, width, kv_dim, (size_t)start, rows, 0);
-            cache_copy(values, v, width, kv_dim, (size_t)start, rows, 0);
+            shape.head_stride = cache_floats((size_t)kv->len, (size_t)shape.D);
+            cache_copy(keys, k, width, &shape, (size_t)start, rows, 0);
+            cache_copy(values, v, width, &shape, (size_t)start, rows, 0);
             if (T == 1) {
                 attention_step(att, qkv, keys, values, &shape);
             } else {
                 if (start) {    // what came before stands in the cache alone
                     shape.kv_stride = kv_dim;
                     k = kv->rows, v = k + (size_t)shape.S * kv_dim;
-                    cache_copy(keys, k, kv_dim, kv_dim, 0, (size_t)shape.S, 1);
-                    cache_copy(values, v, kv_dim, kv_dim, 0, (size_t)shape.S, 1);
+                    cache_copy(keys, k, kv_dim, &shape, 0, (size_t)shape.S, 1);
+                    cache_copy(values, v, kv_dim, &shape, 0, (size_t)shape.S, 1);
                 }
                 attention_forward(att, dim, NULL, qkv, k, v, &shape);
             }

@@ -100,6 +100,32 @@ static double read_bandwidth(void)    // GB/s
     return best;
 }
 
+/* Nanoseconds in which a number goes from one thread to another and back; 0: there is but one.
+   About 100 where two processors share a cache, several hundred where they do not: there, what one
+   thread has written is far away for the other, while reads have two ways to memory. */
+static double round_trip(void)
+{
+    enum { TRIPS = 500, REPEATS = 10 };
+    static _Alignas(128) int there, back;    // in lines of their own
+    double best = INFINITY;
+    if (thread_count() < 2) return 0;
+    for (int repeat = 0; repeat < REPEATS; repeat++) {
+        const double t0 = seconds();
+        there = back = 0;
+        #pragma omp parallel num_threads(2)
+        for (int i = 1; i <= TRIPS && team_size() == 2; i++)
+            if (thread_number() == 0) {
+                __atomic_store_n(&there, i, __ATOMIC_RELEASE);
+                while (__atomic_load_n(&back, __ATOMIC_ACQUIRE) != i) { }
+            } else {
+                while (__atomic_load_n(&there, __ATOMIC_ACQUIRE) != i) { }
+                __atomic_store_n(&back, i, __ATOMIC_RELEASE);
+            }
+        best = fmin(best, (seconds() - t0) / TRIPS * 1e9);
+    }
+    return best;
+}
+
 static void limits(void)
 {
     const int all = threads_set(0);
@@ -282,18 +308,19 @@ int main(int argc, char **argv)
     char bits[2][64];
     run(limit, 5, NULL, "limits");
     printf("machine: %.0f GFLOP/s multiply-add (%.0f on one thread), "
-           "%.1f GB/s read (%.1f on one), %.0f threads, vectors of %d floats\n\n",
+           "%.1f GB/s read (%.1f on one), %.0f threads, vectors of %d floats\n"
+           "round trip: from one thread to another and back, as the processors lay just then\n\n",
            limit[0], limit[1], limit[2], limit[3], limit[4], VL);
-    printf("training step             ms     tok/s   GFLOP/s  of limit  peak MiB\n");
+    printf("training step             ms     tok/s   GFLOP/s  of limit  peak MiB  round trip\n");
     static const char *const shapes[] = { "S", "M", "L", "long" };
     for (int i = 0; i < 4; i++) {
         char arguments[64];
         snprintf(arguments, sizeof arguments, "train %s rope 0", shapes[i]);
         run(v, 5, bits[0], arguments);
         const Shape *s = shape_of(shapes[i]);
-        printf("%-5s %dx%dx%d ctx %-5d%7.1f %9.0f %9.0f %8.0f%% %9.0f\n",
+        printf("%-5s %dx%dx%d ctx %-5d%7.1f %9.0f %9.0f %8.0f%% %9.0f %8.0f ns\n",
                s->name, s->layers, s->heads, s->dim, s->ctx,
-               1e3 * v[0], v[1], v[2], 100 * v[2] / v[3], v[4]);
+               1e3 * v[0], v[1], v[2], 100 * v[2] / v[3], v[4], round_trip());
         fflush(stdout);
     }
     double ratio[3];
@@ -323,15 +350,15 @@ int main(int argc, char **argv)
     printf("\n         prompt of 200      generation, fp32                                  "
            "   int8\n"
            "model    tok/s  of limit    tok/s  of read  over 1 thread  at 2000  sampling    "
-           "tok/s  over fp32  of read\n");
+           "tok/s  over fp32  of read  round trip\n");
     static const char *const models[] = { "260K", "15M", "110M" };
     for (int i = 0; i < 3; i++) {
         char arguments[64];
         snprintf(arguments, sizeof arguments, "generate %s", models[i]);
         run(v, 9, NULL, arguments);
-        printf("%-6s %7.0f %8.0f%% %8.1f %7.0f%% %14.2f %7.0f%% %8.1f%% %8.1f %10.2f %7.0f%%\n",
-               models[i], v[0], 100 * v[1], v[2], 100 * v[3], v[5], 100 * v[4], 100 * v[6], v[7],
-               v[7] / v[2], 100 * v[8]);
+        printf("%-6s %7.0f %8.0f%% %8.1f %7.0f%% %14.2f %7.0f%% %8.1f%% %8.1f %10.2f %7.0f%% "
+               "%8.0f ns\n", models[i], v[0], 100 * v[1], v[2], 100 * v[3], v[5], 100 * v[4],
+               100 * v[6], v[7], v[7] / v[2], 100 * v[8], round_trip());
         fflush(stdout);
     }
     run(v, 1, NULL, "start");

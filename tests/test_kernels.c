@@ -344,11 +344,12 @@ static void test_attention_forward(void)
             float *ck = xmalloc(2 * cache_floats((size_t)a->S, kv_dim) * 4);
             float *cv = ck + cache_floats((size_t)a->S, kv_dim), *back = xmalloc(s.n * 4);
             Attention one = *a;
+            one.head_stride = cache_floats((size_t)a->S, D);
             // in two parts, as a prompt and what follows; and back
-            cache_copy(ck, s.qkv + dim, s.width, kv_dim, 0, start, 0);
-            cache_copy(ck, s.qkv + start * s.width + dim, s.width, kv_dim, start, (size_t)a->T, 0);
-            cache_copy(cv, s.qkv + dim + kv_dim, s.width, kv_dim, 0, (size_t)a->S, 0);
-            cache_copy(ck, back, kv_dim, kv_dim, 0, (size_t)a->S, 1);
+            cache_copy(ck, s.qkv + dim, s.width, &one, 0, start, 0);
+            cache_copy(ck, s.qkv + start * s.width + dim, s.width, &one, start, (size_t)a->T, 0);
+            cache_copy(cv, s.qkv + dim + kv_dim, s.width, &one, 0, (size_t)a->S, 0);
+            cache_copy(ck, back, kv_dim, &one, 0, (size_t)a->S, 1);
             for (size_t j = 0; j < (size_t)a->S; j++)
                 CHECK(!memcmp(back + j * kv_dim, s.qkv + j * s.width + dim, kv_dim * 4));
             for (int t = 0; t < a->T; t++) {
