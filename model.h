@@ -602,7 +602,8 @@ float rng_normal(uint64_t seed, uint64_t purpose, uint64_t counter)    // Box & 
 }
 
 /* Sums over many numbers are split into this many pieces, whatever the number of threads, and the
-   pieces are added in order. */
+   pieces are added in order. Shares are static: from one function to the next a thread has the same
+   rows, which its own cache holds, for the other's may be far (see round_trip in tests/bench.c). */
 enum { PIECES = 64 };
 static size_t piece_start(size_t n, int piece) { return n * (size_t)piece / PIECES; }
 
@@ -1311,8 +1312,8 @@ static void cross_entropy_rows(float *losses, float *logits, const int *targets,
        drel_k[c] = sum ds_ij q_i / sqrt(D),  drel_v[c] = sum p_ij do_i  over all i, j of that c.
    The places of an encoding: b_ij comes from `bias` (one vector per head) or from q_i.rel_k (one
    vector per query); both are added to a row of scores (add_bias) and, backwards, summed from a row
-   of ds (add_by_distance). A thread takes one (batch, head) at a time, or backwards one key head
-   with the query heads that share it. */
+   of ds (add_by_distance). A thread takes neighbouring (batch, head), or backwards (batch, key
+   head) with the query heads that share it: mostly rows that it computed. */
 
 enum { TQ = 48, TK = 96 };
 _Static_assert(TQ % MR == 0 && TK % MR == 0 && TK % NR == 0 && TK <= (int)BIAS_PAD, "whole tiles");
@@ -2368,13 +2369,17 @@ double model_update(Model *m, int64_t step, const AdamW *o, float lr)
     }
     for (int piece = 0; piece < PIECES; piece++) sum += squares[piece];
     const double norm = sqrt(sum);
+    if (!isfinite(norm)) {
+        memset(g, 0, p->count * sizeof *g);
+        return norm;
+    }
     const float scale = o->clip > 0 && norm > (double)o->clip ? o->clip / (float)norm : 1;
     const float correct1 = 1 / (float)(1 - pow((double)o->beta1, (double)step));
     const float correct2 = 1 / (float)(1 - pow((double)o->beta2, (double)step));
     float *restrict w = p->data, *restrict dw = g, *restrict m1 = m->m, *restrict m2 = m->v;
     #pragma omp parallel for schedule(static) if (p->count > MIN_PARALLEL)
     for (int piece = 0; piece < PIECES; piece++)
-        for (int k = 0; isfinite(norm) && k < p->n_tensors; k++) {
+        for (int k = 0; k < p->n_tensors; k++) {
             const Tensor *t = &p->tensors[k];
             const float decay = t->kind == GAIN || t->kind == POSITION ? 0 : o->weight_decay;
             const size_t start = piece_start(p->count, piece);
@@ -2387,7 +2392,6 @@ double model_update(Model *m, int64_t step, const AdamW *o, float lr)
                 dw[i] = 0;
             }
         }
-    if (!isfinite(norm)) memset(g, 0, p->count * sizeof *g);
     return norm;
 }
 
