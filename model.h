@@ -173,7 +173,7 @@ typedef struct Activations Activations;
 
 typedef struct {                  // a matrix as int8, see model_quantize; (out, groups of 64)
     float *scale;
-    int8_t *q;                    // NULL: not quantised
+    uint8_t *q;                   // q + 128; NULL: not quantised
 } Quantized;
 typedef struct { Quantized qkv, wo, w13, w2; } LayerInt8;
 
@@ -248,7 +248,7 @@ double model_update(Model *m, int64_t step, const AdamW *o, float lr);
 
 typedef struct {                  // keys (turned) and values of the tokens seen so far
     int len, used;                // capacity and tokens in it
-    float *k, *v;                 // (n_layers, key heads, len, D), see cache_copy
+    float *k, *v;                 // (n_layers, key heads, len, D) in blocks, see cache_copy
     float *rows;                  // (2, len, kv_dim) of one layer, for tokens that follow together
     float *logits;                // (V) of the last token
 } Cache;
@@ -601,9 +601,10 @@ float rng_normal(uint64_t seed, uint64_t purpose, uint64_t counter)    // Box & 
     return (float)(sqrt(-2 * log(u)) * cos(2 * M_PI * v));
 }
 
-/* Sums over many numbers are split into this many pieces, whatever the number of threads, and the
-   pieces are added in order. Shares are static: from one function to the next a thread has the same
-   rows, which its own cache holds, for the other's may be far (see round_trip in tests/bench.c). */
+/* Loops over rows have static shares: from one function to the next a thread meets about the same
+   rows, which its cache still holds; the cache of another processor may be farther than memory.
+   Sums over many numbers are split into this many pieces, whatever the number of threads, and the
+   pieces are added in order. */
 enum { PIECES = 64 };
 static size_t piece_start(size_t n, int piece) { return n * (size_t)piece / PIECES; }
 
@@ -946,8 +947,10 @@ static void matvec(float *y, const float *x, const float *w, size_t n_in, size_t
 }
 
 /* int8 weights for generation: groups of 64 neighbours in a row share a scale,
-   w = scale q, q = round(127 w / max |w|); the last group of a row is filled up with zeros. */
+   w = scale q, q = round(127 w / max |w|); the last group of a row is filled up with zeros. Four
+   vectors of a group share one of 32-bit words, a byte q + 128 each: masks take them apart. */
 enum { GROUP = 64 };
+static size_t int8_place(size_t i) { return (i / (4 * VL) * VL + i % VL) * 4 + i / VL % 4; }
 
 static void quantize_rows(Quantized out, size_t first, const float *w, size_t n_in, size_t n_out)
 {
@@ -962,17 +965,23 @@ static void quantize_rows(Quantized out, size_t first, const float *w, size_t n_
             for (size_t i = 0; i < n; i++) most = fabsf(from[i]) > most ? fabsf(from[i]) : most;
             const float inverse = most > 0 ? 127 / most : 0;
             out.scale[at] = most / 127;
-            for (size_t i = 0; i < n; i++)
-                out.q[at * GROUP + i] = (int8_t)lrintf(from[i] * inverse);
+            for (size_t i = 0; i < GROUP; i++)
+                out.q[at * GROUP + int8_place(i)] =
+                    (uint8_t)(128 + (i < n ? lrintf(from[i] * inverse) : 0));
         }
 }
 
-INLINE void unpack(vec *w, const int8_t *q)    // a group: GROUP / VL vectors, without the scale
+/* A group: GROUP / VL vectors, without the scale. The first byte of a word in the fraction of 2^23,
+   or its second in that of 2^15, makes that power of two plus the byte; less 128 too, exactly q. */
+INLINE void unpack(vec *w, const uint8_t *q)
 {
-    for (int a = 0; a < GROUP / VL; a++) {
-        ivec words;
-        for (int k = 0; k < VL; k++) words[k] = q[a * VL + k];    // one instruction that widens
-        w[a] = __builtin_convertvector(words, vec);
+    for (int a = 0; a < GROUP / VL; a += 4, q += 4 * VL) {
+        uvec words;
+        memcpy(&words, q, sizeof words);
+        for (int k = 0; k < 4; k += 2, words >>= 16) {
+            w[a + k] = (vec)((words & 0xff) | 0x4b000000) - (0x1p23f + 128);
+            w[a + k + 1] = (vec)((words & 0xff00) | 0x47000000) - (0x1p15f + 128);
+        }
     }
 }
 
@@ -982,7 +991,7 @@ static void matvec_int8_rows(float *y, const float *x, Quantized w, size_t n_in,
 {
     const size_t groups = div_up(n_in, GROUP);
     for (size_t o = from; o < to; o++) {
-        const int8_t *q = w.q + o * groups * GROUP;
+        const uint8_t *q = w.q + o * groups * GROUP;
         const float *scale = w.scale + o * groups;
         vec sum = {0};
         for (size_t g = 0; g < groups; g++, q += GROUP) {
@@ -1313,7 +1322,7 @@ static void cross_entropy_rows(float *losses, float *logits, const int *targets,
    The places of an encoding: b_ij comes from `bias` (one vector per head) or from q_i.rel_k (one
    vector per query); both are added to a row of scores (add_bias) and, backwards, summed from a row
    of ds (add_by_distance). A thread takes neighbouring (batch, head), or backwards (batch, key
-   head) with the query heads that share it: mostly rows that it computed. */
+   head) with the query heads that share it: of several sequences, mostly rows that it computed. */
 
 enum { TQ = 48, TK = 96 };
 _Static_assert(TQ % MR == 0 && TK % MR == 0 && TK % NR == 0 && TK <= (int)BIAS_PAD, "whole tiles");

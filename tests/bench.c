@@ -105,7 +105,7 @@ static double read_bandwidth(void)    // GB/s
    thread has written is far away for the other, while reads have two ways to memory. */
 static double round_trip(void)
 {
-    enum { TRIPS = 500, REPEATS = 10 };
+    enum { TRIPS = 200, REPEATS = 10 };
     static _Alignas(128) int there, back;    // in lines of their own
     double best = INFINITY;
     if (thread_count() < 2) return 0;
