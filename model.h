@@ -566,6 +566,14 @@ static void timer_end(const Timer *t)
 #define SECTION(what) \
     __attribute__((cleanup(timer_end))) const Timer timer_ = timer_begin(what); (void)timer_
 
+/* The part of n things that falls to the calling thread of a parallel region. */
+typedef struct { size_t from, to; } Share;
+static Share share_of(size_t n)
+{
+    const size_t thread = (size_t)thread_number(), team = (size_t)team_size();
+    return (Share){ n * thread / team, n * (thread + 1) / team };
+}
+
 static void barrier(void)    // of the parallel region that it is called in
 {
     const double began = profile ? seconds() : 0;
@@ -854,10 +862,9 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
 
     #pragma omp parallel if (M * N * K > 1 << 18)
     {
-        const size_t thread = (size_t)thread_number(), team = (size_t)team_size();
-        const size_t first = by_rows ? tiles * thread / team * MR : 0;
-        const size_t end = by_rows ? min_size(M, tiles * (thread + 1) / team * MR) : M;
-        float *pa = packed_a + thread * per_thread, *unpaired = pa + mc * kc;
+        const Share mine = by_rows ? share_of(tiles) : (Share){ 0, tiles };
+        const size_t end = min_size(M, mine.to * MR);
+        float *pa = packed_a + (size_t)thread_number() * per_thread, *unpaired = pa + mc * kc;
         for (size_t n0 = 0; n0 < N; n0 += nc)
             for (size_t k0 = 0; k0 < K; k0 += kc) {
                 const size_t nn = min_size(nc, N - n0), kn = min_size(kc, K - k0);
@@ -871,9 +878,8 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
                     if (pairs) pair_up(to, unpaired, NR, kn);
                 }
                 barrier();
-                const size_t p0 = by_rows ? 0 : panels * thread / team;
-                const size_t p1 = by_rows ? panels : panels * (thread + 1) / team;
-                for (size_t m0 = first; m0 < end && p0 < p1; m0 += mc) {
+                const Share across = by_rows ? (Share){ 0, panels } : share_of(panels);
+                for (size_t m0 = mine.from * MR; m0 < end && across.from < across.to; m0 += mc) {
                     const size_t mn = min_size(mc, end - m0);
                     const float *from = a + m0 * a_row + k0 * a_k;
                     const int packed = !direct || mn < MR;
@@ -882,7 +888,7 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
                              min_size(MR, mn - i), MR, kn);
                         if (pairs) pair_up(pa + i * kn, unpaired, MR, kn);
                     }
-                    for (size_t p = p0; p < p1; p++)
+                    for (size_t p = across.from; p < across.to; p++)
                         for (size_t i = 0; i < mn; i += MR) {
                             const size_t rows = min_size(MR, mn - i);
                             const size_t cols = min_size(NR, nn - p * NR);
@@ -941,8 +947,8 @@ static void matvec(float *y, const float *x, const float *w, size_t n_in, size_t
     }
     #pragma omp parallel
     {
-        const size_t thread = (size_t)thread_number(), threads = (size_t)team_size();
-        matvec_rows(y, x, w, n_in, n_out * thread / threads, n_out * (thread + 1) / threads, plus);
+        const Share mine = share_of(n_out);
+        matvec_rows(y, x, w, n_in, mine.from, mine.to, plus);
     }
 }
 
@@ -1019,9 +1025,8 @@ static void matvec_int8(float *y, const float *x, Quantized w, size_t n_in, size
     }
     #pragma omp parallel
     {
-        const size_t thread = (size_t)thread_number(), threads = (size_t)team_size();
-        matvec_int8_rows(y, padded, w, n_in, n_out * thread / threads,
-                         n_out * (thread + 1) / threads, plus);
+        const Share mine = share_of(n_out);
+        matvec_int8_rows(y, padded, w, n_in, mine.from, mine.to, plus);
     }
 }
 
@@ -2387,12 +2392,12 @@ double model_update(Model *m, int64_t step, const AdamW *o, float lr)
     const float correct2 = 1 / (float)(1 - pow((double)o->beta2, (double)step));
     float *restrict w = p->data, *restrict dw = g, *restrict m1 = m->m, *restrict m2 = m->v;
     #pragma omp parallel for schedule(static) if (p->count > MIN_PARALLEL)
-    for (int piece = 0; piece < PIECES; piece++)
+    for (int piece = 0; piece < PIECES; piece++) {
+        const size_t start = piece_start(p->count, piece), stop = piece_start(p->count, piece + 1);
         for (int k = 0; k < p->n_tensors; k++) {
             const Tensor *t = &p->tensors[k];
             const float decay = t->kind == GAIN || t->kind == POSITION ? 0 : o->weight_decay;
-            const size_t start = piece_start(p->count, piece);
-            const size_t end = min_size(piece_start(p->count, piece + 1), t->offset + t->count);
+            const size_t end = min_size(stop, t->offset + t->count);
             for (size_t i = start > t->offset ? start : t->offset; i < end; i++) {
                 const float d = dw[i] * scale;
                 m1[i] = o->beta1 * m1[i] + (1 - o->beta1) * d;
@@ -2401,6 +2406,7 @@ double model_update(Model *m, int64_t step, const AdamW *o, float lr)
                 dw[i] = 0;
             }
         }
+    }
     return norm;
 }
 
