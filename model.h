@@ -16,8 +16,10 @@
        logits = model_decode(&m, &kv, tokens, n);     // n = a whole prompt, then 1 again and again
 
    The network is Llama's: RMSNorm, no biases, grouped-query attention, SwiGLU, tied embeddings by
-   default; names are llama2.c's. What tells one position from another is not in this file: an
-   encoding (posenc.c) fills the places of PosTables below and attention never asks which one did.
+   default; names are llama2.c's. What tells one position from another is not in this file. It
+   stands above posenc.c, of which it reads the interface: an encoding fills the places of PosTables
+   there, and attention works on what stands in them and never asks which encoding it was.
+   tests/plain.h is the same network in plain loops; read that first.
 
    Sections of the implementation, in this order:
        errors, memory, threads, time, random numbers  -  vectors and matrix products  -  layers,
@@ -39,86 +41,9 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* ---- Positional encodings: what posenc.c gives to the model ---------------------------------- */
-
-enum { POS_OPTIONS = 8 };
-
-typedef struct PosEnc PosEnc;
-
-typedef struct {                  // the shape of a model; saved with it
-    int dim;                      // width of the residual stream
-    int hidden_dim;               // width of the SwiGLU layer
-    int n_layers, n_heads;
-    int n_kv_heads;               // divides n_heads; fewer than n_heads is grouped-query attention
-    int vocab_size;
-    int seq_len;                  // the trained length (context)
-    int untied;                   // 1: the output matrix is not the embedding
-    int start_token;              // stands before every prompt, -1 for none
-    const PosEnc *pos;
-    double pos_opt[POS_OPTIONS];  // values of pos->options, in their order
-} Config;
-
-/* The places where an encoding can act; a NULL pointer is a place not used. The same struct holds
-   the gradients of what can be trained. n = position of the query - position of the key, n >= 0. */
-typedef struct {
-    int len;                      // positions 0 .. len-1 are served
-    float *embed;                 // (len, dim)      added to the token embedding, times embed_scale
-    float embed_scale;
-    float *cos, *sin;             // (len, rotary/2) turn the pairs (2i, 2i+1) of the first `rotary`
-    int rotary;                   //                 dimensions of every head of q and k
-    float *bias;                  // (n_heads, len)  row bias, one vector per head: added to the
-                                  //                 score at distance n; layout: see pos_bias
-    float *rel_k;                 // (clip+1, D)     row bias, one vector per query: adds
-                                  //                 q.rel_k[min(n, clip)] / sqrt(D) to the score
-    float *rel_v;                 // (clip+1, D)     value rows: adds rel_v[min(n, clip)] to v
-    int clip;
-    float *owned[2];              // memory of this struct's own, see pos_alloc
-} PosTables;
-
-typedef struct {                  // one option of an encoding, --name on the command line
-    const char *name, *help;
-    double value, min, max;       // default and limits
-    int whole;                    // 1: integers only
-    const char *const *words;     // value k is written as words[k], which ends with NULL; or NULL
-    int shape;                    // 1: the number of parameters depends on it
-} PosOption;
-
-struct PosEnc {
-    const char *name, *help;      // value of --pos; one line for --help
-    PosOption options[POS_OPTIONS];
-    int bounded;                  // 1: nothing is defined past the trained length
-
-    // Replaces automatic option values and checks the shape; writes what is wrong, if anything,
-    // to `why`.
-    void (*configure)(Config *c, char *why, size_t size);
-    // Number of trained floats: one block for the whole model, and one block per layer.
-    size_t (*shared_params)(const Config *c);
-    size_t (*layer_params)(const Config *c);
-    float init_std;               // their initial standard deviation (normal, mean 0)
-    // Once: allocates (pos_alloc) and fills the tables for positions 0 .. t->len-1, or points
-    // into `shared`.
-    void (*build)(PosTables *t, float *shared, const Config *c);
-    // Before every forward of a model that is trained: parameters -> tables, where they differ.
-    void (*forward)(PosTables *t, const float *shared, const Config *c);
-    // After every backward: gradients of the tables -> added to gradients of the parameters.
-    void (*backward)(float *dshared, const PosTables *dt, const float *shared, const Config *c);
-    // Before a layer: points the tables into that layer's block of parameters, or of gradients.
-    void (*layer)(PosTables *t, float *layer, const Config *c);
-};
-
-extern const PosEnc posencs[];                  // posenc.c; ends with a row whose name is NULL
-const PosEnc *posenc_find(const char *name);    // any letter case; NULL if there is none
-
-/* The row bias is stored backwards, so that the addends of one query for keys in ascending order
-   lie in ascending memory, and each row is followed by BIAS_PAD floats that a tile may read past
-   the diagonal. */
-enum { BIAS_PAD = 96 };
-static inline size_t pos_bias_stride(const PosTables *t) { return (size_t)t->len + BIAS_PAD; }
-static inline float *pos_bias(const PosTables *t, int head, int n)    // the place of distance n
-{
-    return t->bias + (size_t)head * pos_bias_stride(t) + (size_t)(t->len - 1 - n);
-}
-float *pos_alloc(PosTables *t, size_t floats);  // zeroed, freed with the tables
+#define POSENC_INTERFACE
+#include "posenc.c"
+#undef POSENC_INTERFACE
 
 /* ---- The model ------------------------------------------------------------------------------- */
 
@@ -189,9 +114,6 @@ typedef struct {
     void *map; size_t map_size;   // the file that params.data lies in, if it is mapped
 } Model;
 
-/* Gives the options of c->pos their default values. */
-void config_defaults(Config *c);
-int pos_option(const PosEnc *e, const char *name);    // index of an option, -1: no such one
 /* Checks a shape and fills what is automatic in it (hidden_dim 0, n_kv_heads 0, options of the
    encoding); c->pos must be set. Returns NULL, or a text that says what is wrong, valid until the
    next call. */
@@ -1809,24 +1731,6 @@ static void attention_step(float *out, const float *q, const float *k, const flo
 
 /* ---- The model ------------------------------------------------------------------------------- */
 
-float *pos_alloc(PosTables *t, size_t floats)
-{
-    float **slot = t->owned[0] ? &t->owned[1] : &t->owned[0];
-    return *slot = xmalloc(floats * sizeof(float));
-}
-
-void config_defaults(Config *c)
-{
-    for (int i = 0; i < POS_OPTIONS; i++) c->pos_opt[i] = c->pos->options[i].value;
-}
-
-int pos_option(const PosEnc *e, const char *name)
-{
-    for (int i = 0; i < POS_OPTIONS && e->options[i].name; i++)
-        if (!strcmp(e->options[i].name, name)) return i;
-    return -1;
-}
-
 const char *config_check(Config *c)
 {
     static char why[200];
@@ -1855,16 +1759,7 @@ const char *config_check(Config *c)
     const double dim = (double)c->dim, floats = (double)c->vocab_size * dim * (1 + !!c->untied)
         + (double)c->n_layers * dim * (4 * dim + 3 * (double)c->hidden_dim);
     if (floats > 1e12) return "a model of this shape has more than 10^12 parameters";
-    for (int i = 0; i < POS_OPTIONS && c->pos->options[i].name; i++) {
-        const PosOption *o = &c->pos->options[i];
-        const double v = c->pos_opt[i];
-        if (v >= o->min && v <= o->max && (!o->whole || v == floor(v))) continue;
-        snprintf(why, sizeof why, "%s: %g is not a %snumber from %.10g to %.10g", o->name, v,
-                 o->whole ? "whole " : "", o->min, o->max);
-        return why;
-    }
-    why[0] = 0;
-    if (c->pos->configure) c->pos->configure(c, why, sizeof why);
+    pos_check(c, why, sizeof why);
     return why[0] ? why : NULL;
 }
 

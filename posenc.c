@@ -3,7 +3,11 @@
    Attention by itself sees a set: without an encoding, the score of a query and a key is the same
    wherever they stand. (A causal mask tells something all the same: the first token sees itself
    alone. That is why `none` is worse, not useless.)
-   An encoding acts in one or more of the places of PosTables (model.h):
+
+   This file is the lowest of the project and includes nothing of it. First comes its interface:
+   the places where an encoding can act, as data. The Transformers, model.h and tests/plain.h, read
+   that part (with POSENC_INTERFACE defined) and act on what stands in the places; no encoding
+   appears in them by name.
 
        embed   added to the token embedding              sinusoidal, learned
        rotate  turns q and k after their projection      rope
@@ -18,9 +22,102 @@
    Conventions: p is a position, counted from 0; n >= 0 is the distance from a query back to a key;
    D is the size of a head; H the number of heads. Angles and logarithms are computed in double and
    stored in float. */
-#include "model.h"
+#ifndef POSENC_H
+#define POSENC_H
+
+#include <stddef.h>
+
+typedef struct PosEnc PosEnc;
+enum { POS_OPTIONS = 8 };         // most options that an encoding can have
+
+typedef struct {                  // the shape of a model; saved with it
+    int dim;                      // width of the residual stream
+    int hidden_dim;               // width of the SwiGLU layer
+    int n_layers, n_heads;
+    int n_kv_heads;               // divides n_heads; fewer than n_heads is grouped-query attention
+    int vocab_size;
+    int seq_len;                  // the trained length (context)
+    int untied;                   // 1: the output matrix is not the embedding
+    int start_token;              // stands before every prompt, -1 for none
+    const PosEnc *pos;
+    double pos_opt[POS_OPTIONS];  // values of pos->options, in their order
+} Config;
+
+/* The places where an encoding can act; a NULL pointer is a place not used. The same struct holds
+   the gradients of what can be trained. n = position of the query - position of the key, n >= 0. */
+typedef struct {
+    int len;                      // positions 0 .. len-1 are served
+    float *embed;                 // (len, dim)      added to the token embedding, times embed_scale
+    float embed_scale;
+    float *cos, *sin;             // (len, rotary/2) turn the pairs (2i, 2i+1) of the first `rotary`
+    int rotary;                   //                 dimensions of every head of q and k
+    float *bias;                  // (n_heads, len)  row bias, one vector per head: added to the
+                                  //                 score at distance n; layout: see pos_bias
+    float *rel_k;                 // (clip+1, D)     row bias, one vector per query: adds
+                                  //                 q.rel_k[min(n, clip)] / sqrt(D) to the score
+    float *rel_v;                 // (clip+1, D)     value rows: adds rel_v[min(n, clip)] to v
+    int clip;
+    float *owned[2];              // memory of this struct's own, see pos_alloc
+} PosTables;
+
+typedef struct {                  // one option of an encoding, --name on the command line
+    const char *name, *help;
+    double value, min, max;       // default and limits
+    int whole;                    // 1: integers only
+    const char *const *words;     // value k is written as words[k], which ends with NULL; or NULL
+    int shape;                    // 1: the number of parameters depends on it
+} PosOption;
+
+struct PosEnc {
+    const char *name, *help;      // value of --pos; one line for --help
+    PosOption options[POS_OPTIONS];
+    int bounded;                  // 1: nothing is defined past the trained length
+
+    // Replaces automatic option values and checks the shape; writes what is wrong, if anything,
+    // to `why`.
+    void (*configure)(Config *c, char *why, size_t size);
+    // Number of trained floats: one block for the whole model, and one block per layer.
+    size_t (*shared_params)(const Config *c);
+    size_t (*layer_params)(const Config *c);
+    float init_std;               // their initial standard deviation (normal, mean 0)
+    // Once: allocates (pos_alloc) and fills the tables for positions 0 .. t->len-1, or points
+    // into `shared`.
+    void (*build)(PosTables *t, float *shared, const Config *c);
+    // Before every forward of a model that is trained: parameters -> tables, where they differ.
+    void (*forward)(PosTables *t, const float *shared, const Config *c);
+    // After every backward: gradients of the tables -> added to gradients of the parameters.
+    void (*backward)(float *dshared, const PosTables *dt, const float *shared, const Config *c);
+    // Before a layer: points the tables into that layer's block of parameters, or of gradients.
+    void (*layer)(PosTables *t, float *layer, const Config *c);
+};
+
+extern const PosEnc posencs[];                  // the table; ends with a row whose name is NULL
+const PosEnc *posenc_find(const char *name);    // any letter case; NULL if there is none
+int pos_option(const PosEnc *e, const char *name);    // index of an option, -1: no such one
+void config_defaults(Config *c);                   // gives the options of c->pos their default values
+/* Checks the options of c->pos and replaces automatic ones; the rest of the shape must be complete.
+   Writes to `why` (size bytes) what is wrong, or an empty text. */
+void pos_check(Config *c, char *why, size_t size);
+float *pos_alloc(PosTables *t, size_t floats);  // zeroed, for t->owned; exits 1 without memory
+
+/* The row bias is stored backwards, so that the addends of one query for keys in ascending order
+   lie in ascending memory, and each row is followed by BIAS_PAD floats that a tile may read past
+   the diagonal. */
+enum { BIAS_PAD = 96 };
+static inline size_t pos_bias_stride(const PosTables *t) { return (size_t)t->len + BIAS_PAD; }
+static inline float *pos_bias(const PosTables *t, int head, int n)    // the place of distance n
+{
+    return t->bias + (size_t)head * pos_bias_stride(t) + (size_t)(t->len - 1 - n);
+}
+
+#endif
+
+#ifndef POSENC_INTERFACE
 
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <strings.h>
 
 static int head_size(const Config *c) { return c->dim / c->n_heads; }
@@ -340,9 +437,50 @@ const PosEnc posencs[] = {
     { .name = NULL }
 };
 
+/* ---- What walks the table -------------------------------------------------------------------- */
+
 const PosEnc *posenc_find(const char *name)
 {
     for (const PosEnc *e = posencs; e->name; e++)
         if (!strcasecmp(e->name, name)) return e;
     return NULL;
 }
+
+int pos_option(const PosEnc *e, const char *name)
+{
+    for (int i = 0; i < POS_OPTIONS && e->options[i].name; i++)
+        if (!strcmp(e->options[i].name, name)) return i;
+    return -1;
+}
+
+void config_defaults(Config *c)
+{
+    for (int i = 0; i < POS_OPTIONS; i++) c->pos_opt[i] = c->pos->options[i].value;
+}
+
+void pos_check(Config *c, char *why, size_t size)
+{
+    why[0] = 0;
+    for (int i = 0; i < POS_OPTIONS && c->pos->options[i].name; i++) {
+        const PosOption *o = &c->pos->options[i];
+        const double v = c->pos_opt[i];
+        if (v >= o->min && v <= o->max && (!o->whole || v == floor(v))) continue;
+        snprintf(why, size, "%s: %g is not a %snumber from %.10g to %.10g", o->name, v,
+                 o->whole ? "whole " : "", o->min, o->max);
+        return;
+    }
+    if (c->pos->configure) c->pos->configure(c, why, size);
+}
+
+float *pos_alloc(PosTables *t, size_t floats)
+{
+    float *memory = calloc(floats, sizeof *memory);
+    if (!memory) {
+        fprintf(stderr, "out of memory for the tables of the positional encoding\n");
+        exit(1);
+    }
+    t->owned[t->owned[0] ? 1 : 0] = memory;
+    return memory;
+}
+
+#endif
