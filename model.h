@@ -170,16 +170,16 @@ double model_update(Model *m, int64_t step, const AdamW *o, float lr);
 
 typedef struct {                  // keys (turned) and values of the tokens seen so far
     int len, used;                // capacity and tokens in it
-    float *k, *v;                 // (n_layers, key heads, len, D) in blocks, see cache_copy
-    float *rows;                  // (2, len, kv_dim) of one layer, for tokens that follow together
+    float *data;                  // (n_layers, 2, key heads, len, D) in blocks, see cache_store
     float *logits;                // (V) of the last token
 } Cache;
 
 void cache_create(Cache *kv, const Model *m, int len);    // empty; len <= m->pos.len
 void cache_free(Cache *kv);
 /* Appends n >= 1 tokens, used + n <= len; returns the logits (V) that follow the last, valid until
-   the next call. n > 1 goes through matrix products, n = 1 through matrix-vector products. The
-   parameters must not change while a cache is in use; used = 0 starts anew. */
+   the next call. Into an empty cache they go together, through matrix products; later ones go one
+   by one, through matrix-vector products. The parameters must not change while a cache is in use;
+   used = 0 starts anew. */
 const float *model_decode(Model *m, Cache *kv, const int *tokens, int n);
 
 /* Draws a token. temperature 0: the largest logit, lowest index on ties. top_k 0 and top_p 1 are
@@ -438,6 +438,14 @@ static float *workspace(size_t floats)
     return block;
 }
 
+/* The next n floats of a block, or, with base NULL, only their number. */
+static float *reserve(float *base, size_t *floats, size_t n)
+{
+    float *at = base ? base + *floats : NULL;
+    *floats += round_up(n, 16);
+    return at;
+}
+
 #ifdef _OPENMP
 const char *const threads_kind = "OpenMP";
 static int thread_count(void) { return omp_get_max_threads(); }
@@ -643,6 +651,23 @@ INLINE void axpy(float *y, float a, const float *x, size_t n)    // y += a x
 {
     for (size_t i = 0; i < n; i++) y[i] += a * x[i];
 }
+
+static float sum_of(const float *x, size_t n)
+{
+    vec sums = {0};
+    float sum = 0;
+    size_t i = 0;
+    for (; i + VL <= n; i += VL) sums += load(x + i);
+    for (; i < n; i++) sum += x[i];
+    return sum + vsum(sums);
+}
+
+static void scale_row(float *x, float factor, size_t n)
+{
+    for (size_t i = 0; i < n; i++) x[i] *= factor;
+}
+
+static void zero(float *x, size_t n) { memset(x, 0, n * sizeof *x); }
 
 /* The micro-kernel, on which all products rest: an MR x (nv VL) tile of C from K steps of rank one,
    plus a tile of `plus`, which is stored like C and may be C, unless it is NULL. With `pairs`, the
@@ -1234,499 +1259,506 @@ static void cross_entropy_rows(float *losses, float *logits, const int *targets,
 }
 
 /* ---- Attention ----------------------------------------------------------------------------------
-       o_i = sum_j A_ij (v_j + rel_v[c]),  A_ij = softmax over j <= i of s_ij,
-       s_ij = q_i.k_j / sqrt(D) + b_ij,  c = min(n, clip).
-   A tile of TQ queries walks over tiles of TK keys with an online softmax (Milakov & Gimelshein
-   2018; FlashAttention, Dao et al. 2022): with the running maximum m, sum l and output o of the
-   keys so far,
+   tests/plain.h has the same in plain loops. With c = min(n, clip), for j <= i:
+       s_ij = q_i.(k_j + rel_k[c]) / sqrt(D) + bias[n],  A_ij = softmax over j of s_ij,
+       o_i = sum_j A_ij (v_j + rel_v[c]).
+   A T x T matrix is never kept. Tiles of TQ queries walk over tiles of TK keys, those left of the
+   diagonal and on it:
+
+                    keys    0     TK    2 TK
+         queries 0       +-----+
+                         |*\   |          A row sees the keys up to its own, `seen` of a tile;
+              TQ         +-----+          the rest of a tile is 0.
+                         |***\ |
+            2 TQ         +-----+-----+
+                         |*****|*\   |
+
+   with an online softmax (Milakov & Gimelshein 2018; FlashAttention, Dao et al. 2022): with the
+   running maximum m, sum l and output o of the keys so far, a tile turns them into
        m' = max(m, max_j s_j),  p_j = e^(s_j - m'),
        l' = l e^(m - m') + sum_j p_j,  o' = o e^(m - m') + sum_j p_j v_j.
-   Only o / l and the log-sum-exp, m + log l, are kept. The backward computes again
+   What is kept is o / l and the log-sum-exp, lse = m + log l. The backward computes again
    p_ij = e^(s_ij - lse_i); with delta_i = do_i.o_i:
-       dv_j = sum_i p_ij do_i,  ds_ij = p_ij (do_i.(v_j + rel_v[c]) - delta_i),  db_ij = ds_ij,
+       dv_j = sum_i p_ij do_i,  ds_ij = p_ij (do_i.(v_j + rel_v[c]) - delta_i),  dbias[n] += ds_ij,
        dq_i = sum_j ds_ij (k_j + rel_k[c]) / sqrt(D),  dk_j = sum_i ds_ij q_i / sqrt(D),
-       drel_k[c] = sum ds_ij q_i / sqrt(D),  drel_v[c] = sum p_ij do_i  over all i, j of that c.
-   The places of an encoding: b_ij comes from `bias` (one vector per head) or from q_i.rel_k (one
-   vector per query); both are added to a row of scores (add_bias) and, backwards, summed from a row
-   of ds (add_by_distance). A thread takes neighbouring (batch, head), or backwards (batch, key
-   head) with the query heads that share it: of several sequences, mostly rows that it computed. */
+       drel_k[c] += ds_ij q_i / sqrt(D),  drel_v[c] += p_ij do_i.
+
+   All that an encoding adds is a vector by distance: bias itself, one for a head, and the products
+   q_i.rel_k[c] and do_i.rel_v[c], one for a query. Two functions serve them all: add_by_distance
+   adds such a vector to a row of scores, sum_by_distance is its transpose. */
 
 enum { TQ = 48, TK = 96 };
-_Static_assert(TQ % MR == 0 && TK % MR == 0 && TK % NR == 0 && TK <= (int)BIAS_PAD, "whole tiles");
+_Static_assert(TQ % MR == 0 && TK % MR == 0 && TK % NR == 0, "whole tiles");
 
-typedef struct {              // what one attention works on
-    int B, T, S, start;       // T queries follow `start` keys; S = start + T keys
-    int H, G, D;              // query heads, key heads, head size
-    size_t q_stride, kv_stride;    // floats between rows of q, and of k and v
-    size_t head_stride;       // floats between key heads in a cache, see cache_copy
-    const PosTables *pos;
-    const int *positions;     // (B, S), or NULL: 0 .. S-1
+typedef struct {
+    int B, T, H, G, D;            // sequences, tokens, query heads, key heads, head size
+    size_t width;                 // floats in a row of qkv: H heads of q, G of k, G of v
+    const PosTables *pos, *dpos;
+    const int *positions;         // (B, T), or NULL: 0 .. T-1
+    float *qkv;                   // (B, T, width); the backward leaves the gradients there
+    float *out, *lse;             // (B, T, H, D) (B, T, H)
+    const float *dout;            // (B, T, H, D)
+    float *parts;                 // (B, H, see part_size) gradients of the encoding by head
 } Attention;
 
-/* The row bias of query i: adds row[min(n, clip)] to its scores of n keys (a multiple of VL, at
-   most TK) from j0 on. A vector that is stored backwards is read where it lies; else the addends
-   are gathered first. */
+typedef struct {                  // queries i0 .. i0+rows-1 and at most `keys` keys from j0 on
+    int i0, rows, j0, keys;
+    const int *positions;
+} Tile;
+
+static int seen_keys(Tile t, int r)    // by query r of the tile
+{
+    const int n = t.i0 + r + 1 - t.j0;
+    return n < 0 ? 0 : n < t.keys ? n : t.keys;
+}
+
+/* A vector by distance is stored backwards, the element of distance n at v[clip - min(n, clip)]:
+   what query i takes of it for the keys from j0 on lies in the order of the keys.
+
+       key        j0   ...  i - clip | i - clip + 1  ...  i
+       element   v[0]  ...    v[0]   |     v[1]      ...  v[clip]
+
+   far_keys: how many of the keys that query r sees are left of that line. */
+static int far_keys(Tile t, int r, int clip)
+{
+    const int i = t.i0 + r, seen = seen_keys(t, r), *p = t.positions;
+    int far = i - clip - t.j0 + 1;
+    if (p) for (far = 0; far < seen && p[i] - p[t.j0 + far] >= clip;) far++;
+    return far < 0 ? 0 : far < seen ? far : seen;
+}
+
+static void add_by_distance(float *restrict s, const float *restrict v, int clip, Tile t, int r)
+{
+    const int far = far_keys(t, r, clip), seen = seen_keys(t, r), i = t.i0 + r;
+    const int *p = t.positions;
+    for (int j = 0; j < far; j++) s[j] += v[0];
+    if (!p) for (int j = far; j < seen; j++) s[j] += v[clip - i + t.j0 + j];
+    else for (int j = far; j < seen; j++) s[j] += v[clip - p[i] + p[t.j0 + j]];
+}
+
+static void sum_by_distance(float *restrict v, const float *restrict s, int clip, Tile t, int r)
+{
+    const int far = far_keys(t, r, clip), seen = seen_keys(t, r), i = t.i0 + r;
+    const int *p = t.positions;
+    v[0] += sum_of(s, (size_t)far);
+    if (!p) for (int j = far; j < seen; j++) v[clip - i + t.j0 + j] += s[j];
+    else for (int j = far; j < seen; j++) v[clip - p[i] + p[t.j0 + j]] += s[j];
+}
+
+static size_t rel_rows(const PosTables *pos)    // of rel_k and rel_v
+{
+    return pos->rel_k || pos->rel_v ? (size_t)pos->clip + 1 : 0;
+}
+
+static const float *head_bias(const PosTables *pos, int h) { return pos_bias(pos, h, pos->len - 1); }
+
+/* Copies (rows, D), `stride` floats apart, as rows of Dp floats, or as D columns of ld. */
+static void copy_rows(float *dst, size_t Dp, const float *src, ptrdiff_t stride, size_t rows,
+                      size_t D, float scale)
+{
+    for (size_t r = 0; r < rows; r++, src += stride, dst += Dp)
+        for (size_t d = 0; d < D; d++) dst[d] = scale * src[d];
+}
+
+static void copy_columns(float *dst, size_t ld, const float *src, ptrdiff_t stride, size_t rows,
+                         size_t D)
+{
+    for (size_t r0 = 0; r0 < rows; r0 += 16)    // 16 rows at a time: a cache line of dst
+        for (size_t d = 0; d < D; d++)
+            for (size_t r = r0; r < min_size(r0 + 16, rows); r++)
+                dst[d * ld + r] = src[(ptrdiff_t)r * stride + (ptrdiff_t)d];
+}
+
+/* Keys and values play the same two parts. In the forward, queries are multiplied by keys and
+   values are summed by weights p; in the backward, gradients of the output are multiplied by values
+   and keys are summed by ds. So a side is: y, the keys (or values) of a head; rel, their vectors by
+   distance; x, the tile that they are multiplied by, q / sqrt(D) (or dout). Sizes are rounded up to
+   what the micro-kernel reads and writes; what stands in the padding is never used. */
 typedef struct {
-    const float *row;         // indexed by distance, or (reversed) by key: see pos_bias
-    int reversed, clip;
-} RowBias;
+    const float *rel;                // (R, D)    rel_k or rel_v; NULL: there are none
+    float *y, *y_columns, *dy;       // (Tp, Dp)  (D, Tp)  (Tp, Dp)
+    float *rel_y, *rel_columns;      // (Rp, Dp)  (D, Rp)  backwards
+    float *x, *x_rel;                // (TQ, Dp)  (TQ, Rp) x.rel
+    float *by_distance;              // (TQ, Rp)  sums of weights, p or ds
+} Side;
 
-static RowBias head_bias(const PosTables *pos, int head)
+typedef struct {                     // a thread's scratch for one head
+    size_t T, D, R;                  // tokens, head size, rows of rel
+    size_t Dp, Tp, Rm, Rp;           // D to whole vectors, T to TK, R to MR and to vectors too
+    Side k, v;
+    float *sum;                      // (TQ, Dp)  the output, or dq
+    float *p, *ds;                   // (TQ, TK)  scores, then weights; their gradients
+} Scratch;
+
+static size_t scratch_layout(Scratch *s, const Attention *a, float *base)    // returns its floats
 {
-    return (RowBias){ pos_bias(pos, head, pos->len - 1), 1, pos->len - 1 };
+    size_t n = 0;
+    Side *const sides[] = { &s->k, &s->v };
+    s->T = (size_t)a->T, s->D = (size_t)a->D, s->R = rel_rows(a->pos);
+    s->Dp = round_up(s->D, VL), s->Tp = round_up(s->T, TK);
+    s->Rm = round_up(s->R, MR), s->Rp = round_up(s->Rm, VL);
+    for (int i = 0; i < 2; i++) {
+        Side *side = sides[i];
+        side->rel = i ? a->pos->rel_v : a->pos->rel_k;
+        side->y = reserve(base, &n, s->Tp * s->Dp);
+        side->y_columns = reserve(base, &n, s->D * s->Tp);
+        side->dy = reserve(base, &n, s->Tp * s->Dp);
+        side->rel_y = reserve(base, &n, s->Rp * s->Dp);
+        side->rel_columns = reserve(base, &n, s->D * s->Rp);
+        side->x = reserve(base, &n, TQ * s->Dp);
+        side->x_rel = reserve(base, &n, TQ * s->Rp);
+        side->by_distance = reserve(base, &n, TQ * s->Rp);
+    }
+    s->sum = reserve(base, &n, TQ * s->Dp);
+    s->p = reserve(base, &n, TQ * TK);
+    s->ds = reserve(base, &n, TQ * TK);
+    return n;
 }
 
-INLINE int distance(const int *positions, int i, int j)
+static void load_rel(const Scratch *s, const Side *side)
 {
-    const int n = positions ? positions[i] - positions[j] : i - j;
-    return n > 0 ? n : 0;
+    if (!side->rel) return;
+    const ptrdiff_t D = (ptrdiff_t)s->D;
+    const float *last = side->rel + (ptrdiff_t)(s->R - 1) * D;
+    copy_rows(side->rel_y, s->Dp, last, -D, s->R, s->D, 1);
+    copy_columns(side->rel_columns, s->Rp, last, -D, s->R, s->D);
 }
 
-static void add_bias(float *score, size_t n, RowBias b, const int *positions, int i, int j0, int S)
+/* Before the keys of a tile of queries. */
+static void load_x(const Scratch *s, const Side *side, const float *x, size_t stride, Tile t,
+                   float scale)
 {
-    float gathered[TK];
-    const float *add = gathered;
-    if (b.reversed && !positions) {
-        add = b.row + (b.clip - i + j0);
-    } else if (!positions && i - (j0 + TK - 1) >= b.clip) {    // all farther than the clip
-        for (size_t j = 0; j < n; j += VL) store(gathered + j, splat(b.row[b.clip]));
-    } else {
-        for (int j = 0; j < (int)n; j++) {
-            const int d = j0 + j < S ? distance(positions, i, j0 + j) : 0;
-            const int c = d < b.clip ? d : b.clip;
-            gathered[j] = b.row[b.reversed ? b.clip - c : c];
+    copy_rows(side->x, s->Dp, x, (ptrdiff_t)stride, (size_t)t.rows, s->D, scale);
+    zero(side->by_distance, TQ * s->Rp);
+    if (!side->rel) return;
+    product(side->x_rel, s->Rp, side->x, s->Dp, 1, side->rel_columns, s->Rp, (size_t)t.rows, s->Rp,
+            s->D, NULL);
+}
+
+/* tile (TQ, TK) = x.(y + rel) */
+static void dots(float *tile, const Scratch *s, const Side *side, Tile t)
+{
+    product(tile, TK, side->x, s->Dp, 1, side->y_columns + t.j0, s->Tp, (size_t)t.rows,
+            (size_t)seen_keys(t, t.rows - 1), s->D, NULL);
+    for (int r = 0; side->rel && r < t.rows; r++)
+        add_by_distance(tile + r * TK, side->x_rel + (size_t)r * s->Rp, (int)s->R - 1, t, r);
+}
+
+static void scores(const Scratch *s, const PosTables *pos, Tile t, int h)
+{
+    dots(s->p, s, &s->k, t);
+    for (int r = 0; pos->bias && r < t.rows; r++)
+        add_by_distance(s->p + r * TK, head_bias(pos, h), pos->len - 1, t, r);
+}
+
+/* sum (TQ, Dp) += weights (y + rel), those of rel by distance: see add_rel. */
+static void add_weighted(const Scratch *s, const Side *side, const float *weights, Tile t)
+{
+    product(s->sum, s->Dp, weights, TK, 1, side->y + (size_t)t.j0 * s->Dp, s->Dp, (size_t)t.rows,
+            s->Dp, (size_t)seen_keys(t, t.rows - 1), s->sum);
+    for (int r = 0; side->rel && r < t.rows; r++)
+        sum_by_distance(side->by_distance + (size_t)r * s->Rp, weights + r * TK, (int)s->R - 1, t,
+                        r);
+}
+
+static void add_rel(const Scratch *s, const Side *side, Tile t)    // after the last tile of keys
+{
+    if (!side->rel) return;
+    product(s->sum, s->Dp, side->by_distance, s->Rp, 1, side->rel_y, s->Dp, (size_t)t.rows, s->Dp,
+            s->R, s->sum);
+}
+
+/* dy += weights^T x, for weights ds or p */
+static void add_dy(const Scratch *s, const Side *side, const float *weights, Tile t)
+{
+    float *dy = side->dy + (size_t)t.j0 * s->Dp;
+    product(dy, s->Dp, weights, 1, TK, side->x, s->Dp, (size_t)seen_keys(t, t.rows - 1), s->Dp,
+            (size_t)t.rows, dy);
+}
+
+/* drel += by_distance^T x */
+static void add_drel(float *drel, const Scratch *s, const Side *side, Tile t)
+{
+    if (!side->rel) return;
+    product(drel, s->Dp, side->by_distance, 1, s->Rp, side->x, s->Dp, s->R, s->Dp, (size_t)t.rows,
+            drel);
+}
+
+/* A row of scores becomes e^(s - top), and 0 for keys that are not seen. Returns the sum. */
+static float exponentials(float *s, int seen, float top)
+{
+    const size_t n = round_up((size_t)seen, VL);
+    vec sums = {0};
+    for (size_t j = (size_t)seen; j < n; j++) s[j] = -INFINITY;
+    for (size_t j = 0; j < n; j += VL) {
+        const vec e = vexp(load(s + j) - top);
+        store(s + j, e);
+        sums += e;
+    }
+    zero(s + n, TK - n);
+    return vsum(sums);
+}
+
+static Tile first_tile(const Attention *a, int b, int i0)
+{
+    return (Tile){ i0, a->T - i0 < TQ ? a->T - i0 : TQ, 0, TK,
+                   a->positions ? a->positions + (size_t)b * (size_t)a->T : NULL };
+}
+
+static void head_forward(const Scratch *s, const Attention *a, int b, int h)
+{
+    const size_t D = s->D, H = (size_t)a->H, width = a->width, first = (size_t)b * s->T;
+    const float *q = a->qkv + first * width + (size_t)h * D;
+    const float *k = a->qkv + first * width + (H + (size_t)(h / (a->H / a->G))) * D;
+    copy_columns(s->k.y_columns, s->Tp, k, (ptrdiff_t)width, s->T, D);
+    copy_rows(s->v.y, s->Dp, k + (size_t)a->G * D, (ptrdiff_t)width, s->T, D, 1);
+    load_rel(s, &s->k), load_rel(s, &s->v);
+    for (int i0 = 0; i0 < a->T; i0 += TQ) {
+        Tile t = first_tile(a, b, i0);
+        float m[TQ], l[TQ] = {0};
+        for (int r = 0; r < TQ; r++) m[r] = -INFINITY;
+        load_x(s, &s->k, q + (size_t)i0 * width, width, t, 1 / sqrtf((float)D));
+        zero(s->sum, TQ * s->Dp), zero(s->v.by_distance, TQ * s->Rp);
+        for (; t.j0 < i0 + t.rows; t.j0 += TK) {
+            scores(s, a->pos, t, h);
+            for (int r = 0; r < t.rows; r++) {
+                float *row = s->p + r * TK;
+                const float top = row_max(row, (size_t)seen_keys(t, r));
+                if (top > m[r]) {
+                    const float shrink = expf(m[r] - top);
+                    m[r] = top;
+                    l[r] *= shrink;
+                    scale_row(s->sum + (size_t)r * s->Dp, shrink, s->Dp);
+                    scale_row(s->v.by_distance + (size_t)r * s->Rp, shrink, s->Rp);
+                }
+                l[r] += exponentials(row, seen_keys(t, r), m[r]);
+            }
+            add_weighted(s, &s->v, s->p, t);
+        }
+        add_rel(s, &s->v, t);
+        for (int r = 0; r < t.rows; r++) {
+            const size_t at = (first + (size_t)(i0 + r)) * H + (size_t)h;
+            for (size_t d = 0; d < D; d++)
+                a->out[at * D + d] = s->sum[(size_t)r * s->Dp + d] / l[r];
+            a->lse[at] = m[r] + logf(l[r]);
         }
     }
-    for (size_t j = 0; j < n; j += VL) store(score + j, load(score + j) + load(add + j));
 }
 
-/* The transpose of add_bias: row[min(n, clip)] += x_j for `count` keys from j0 on. */
-static void add_by_distance(float *row, int reversed, int clip, const float *x,
-                            const int *positions, int i, int j0, int count)
+typedef struct { size_t bias, rel, all; } PartSize;    // floats: bias, rel_k and rel_v
+static PartSize part_size(const Scratch *s, const PosTables *dpos)
 {
-    if (reversed && !positions) {
-        float *out = row + (clip - i + j0);
-        for (int j = 0; j < count; j++) out[j] += x[j];
+    const size_t bias = dpos->bias ? pos_bias_stride(dpos) : 0, rel = s->Rm * s->Dp;
+    return (PartSize){ bias, rel, bias + 2 * rel };
+}
+
+/* A key head with the query heads that share it. q, k and v are copied before their gradients take
+   their places. */
+static void head_backward(const Scratch *s, const Attention *a, int b, int g)
+{
+    const size_t D = s->D, H = (size_t)a->H, width = a->width, first = (size_t)b * s->T;
+    const ptrdiff_t stride = (ptrdiff_t)width;
+    const float scale = 1 / sqrtf((float)D);
+    const int group = a->H / a->G;
+    const PartSize part = part_size(s, a->dpos);
+    float *k = a->qkv + first * width + (H + (size_t)g) * D, *v = k + (size_t)a->G * D;
+    copy_columns(s->k.y_columns, s->Tp, k, stride, s->T, D);
+    copy_columns(s->v.y_columns, s->Tp, v, stride, s->T, D);
+    copy_rows(s->k.y, s->Dp, k, stride, s->T, D, 1);
+    load_rel(s, &s->k), load_rel(s, &s->v);
+    zero(s->k.dy, s->Tp * s->Dp), zero(s->v.dy, s->Tp * s->Dp);
+    for (int h = g * group; h < (g + 1) * group; h++) {
+        float *dbias = a->parts + ((size_t)b * H + (size_t)h) * part.all;
+        for (int i0 = 0; i0 < a->T; i0 += TQ) {
+            Tile t = first_tile(a, b, i0);
+            const size_t row = first + (size_t)i0, at = row * H + (size_t)h;
+            float *q = a->qkv + row * width + (size_t)h * D, delta[TQ];
+            const float *dout = a->dout + at * D, *out = a->out + at * D;
+            load_x(s, &s->k, q, width, t, scale);
+            load_x(s, &s->v, dout, H * D, t, 1);
+            zero(s->sum, TQ * s->Dp);
+            for (size_t r = 0; r < (size_t)t.rows; r++)
+                delta[r] = dot(dout + r * H * D, out + r * H * D, D);
+            for (; t.j0 < i0 + t.rows; t.j0 += TK) {
+                scores(s, a->pos, t, h);
+                dots(s->ds, s, &s->v, t);
+                for (int r = 0; r < t.rows; r++) {
+                    const size_t n = round_up((size_t)seen_keys(t, r), VL);
+                    float *p = s->p + r * TK, *ds = s->ds + r * TK;
+                    exponentials(p, seen_keys(t, r), a->lse[at + (size_t)r * H]);
+                    for (size_t j = 0; j < n; j += VL)
+                        store(ds + j, load(p + j) * (load(ds + j) - delta[r]));
+                    zero(ds + n, TK - n);
+                    if (part.bias) sum_by_distance(dbias, ds, a->pos->len - 1, t, r);
+                }
+                add_weighted(s, &s->k, s->ds, t);
+                add_dy(s, &s->k, s->ds, t);
+                add_dy(s, &s->v, s->p, t);
+                for (int r = 0; s->v.rel && r < t.rows; r++)
+                    sum_by_distance(s->v.by_distance + (size_t)r * s->Rp, s->p + r * TK,
+                                    (int)s->R - 1, t, r);
+            }
+            add_rel(s, &s->k, t);
+            add_drel(dbias + part.bias, s, &s->k, t);
+            add_drel(dbias + part.bias + part.rel, s, &s->v, t);
+            copy_rows(q, width, s->sum, (ptrdiff_t)s->Dp, (size_t)t.rows, D, scale);
+        }
+    }
+    copy_rows(k, width, s->k.dy, (ptrdiff_t)s->Dp, s->T, D, 1);
+    copy_rows(v, width, s->v.dy, (ptrdiff_t)s->Dp, s->T, D, 1);
+}
+
+/* Static shares: a thread takes neighbouring heads, mostly those whose rows it computed. */
+static void for_heads(const Attention *a, int heads, float *scratch,
+                      void (*work)(const Scratch *, const Attention *, int b, int h))
+{
+    #pragma omp parallel if ((size_t)(a->B * a->T) * a->width > MIN_PARALLEL)
+    {
+        Scratch s;
+        const size_t floats = scratch_layout(&s, a, NULL);
+        scratch_layout(&s, a, scratch + (size_t)thread_number() * floats);
+        #pragma omp for schedule(static) nowait
+        for (long task = 0; task < (long)a->B * heads; task++)
+            work(&s, a, (int)(task / heads), (int)(task % heads));
+        barrier();
+    }
+}
+
+static void attention_forward(const Attention *a)
+{
+    SECTION(ATTENTION);
+    Scratch s;
+    float *scratch = workspace((size_t)thread_count() * scratch_layout(&s, a, NULL));
+    for_heads(a, a->H, scratch, head_forward);
+}
+
+/* The parts of the heads are added to dpos in order, so that no bit depends on the threads. */
+static void attention_backward(Attention *a)
+{
+    SECTION(ATTENTION);
+    Scratch s;
+    const size_t per_thread = scratch_layout(&s, a, NULL);
+    const PartSize part = part_size(&s, a->dpos);
+    const size_t heads = (size_t)(a->B * a->H), parts = heads * part.all;
+    a->parts = workspace(parts + (size_t)thread_count() * per_thread);
+    zero(a->parts, parts);
+    for_heads(a, a->G, a->parts + parts, head_backward);
+    for (size_t head = 0; head < heads; head++) {
+        const float *bias = a->parts + head * part.all, *rel_k = bias + part.bias;
+        const float *rel_v = rel_k + part.rel;
+        if (part.bias)
+            axpy(a->dpos->bias + head % (size_t)a->H * part.bias, 1, bias, part.bias);
+        for (size_t c = 0; c < s.R; c++) {
+            const size_t to = (s.R - 1 - c) * s.D;    // they are backwards
+            if (s.k.rel) axpy(a->dpos->rel_k + to, 1, rel_k + c * s.Dp, s.D);
+            if (s.v.rel) axpy(a->dpos->rel_v + to, 1, rel_v + c * s.Dp, s.D);
+        }
+    }
+}
+
+/* ---- Attention of one query: generation and inspection ------------------------------------------
+   The cache of a layer holds 2 G heads, of keys and then of values, each for itself as it is read
+   as a whole: blocks of LANES tokens, transposed, so that a vector holds one element of
+   neighbouring tokens and no sum runs across a vector, however small a head. */
+enum { LANES = 16 };
+static size_t cache_head(int len, size_t D) { return round_up((size_t)len, LANES) * D; }   // floats
+static size_t cache_layer(int len, const Config *c)
+{
+    return 2 * (size_t)c->n_kv_heads * cache_head(len, (size_t)(c->dim / c->n_heads));
+}
+
+/* Copies head h, of k or v, from n rows of qkv to the tokens from `start` on. */
+static void cache_store_head(float *cache, int len, const Attention *a, int start, int n, int h)
+{
+    const size_t D = (size_t)a->D;
+    const float *row = a->qkv + (size_t)(a->H + h) * D;
+    for (size_t t = (size_t)start; t < (size_t)(start + n); t++, row += a->width) {
+        float *block = cache + (size_t)h * cache_head(len, D) + t / LANES * LANES * D;
+        for (size_t d = 0; d < D; d++) block[d * LANES + t % LANES] = row[d];
+    }
+}
+
+static void cache_store(float *cache, int len, const Attention *a, int start, int n)
+{
+    if (n == 1) {
+        for (int h = 0; h < 2 * a->G; h++) cache_store_head(cache, len, a, start, n, h);
         return;
     }
-    int j = 0;
-    if (!reversed) {    // the keys at the clip and beyond come first and share an element
-        int far = 0;
-        if (positions) while (far < count && distance(positions, i, j0 + far) >= clip) far++;
-        else far = i - clip - j0 + 1 < count ? i - clip - j0 + 1 : count;
-        vec sums = {0};
-        float sum = 0;
-        for (; j + VL <= far; j += VL) sums += load(x + j);
-        for (; j < far; j++) sum += x[j];
-        row[clip] += sum + vsum(sums);
-    }
-    for (; j < count; j++) {
-        int n = distance(positions, i, j0 + j);
-        n = n < clip ? n : clip;
-        row[reversed ? clip - n : n] += x[j];
-    }
+    #pragma omp parallel for schedule(static)
+    for (int h = 0; h < 2 * a->G; h++) cache_store_head(cache, len, a, start, n, h);
 }
 
-/* A matrix (rows, D), `stride` apart, copied to padded scratch: as it is, (rows, Dp), or
-   transposed, (D, rows padded to `ld`). */
-static void copy_padded(float *dst, size_t Dp, const float *src, size_t stride,
-                        size_t rows, size_t D, float scale)
-{
-    for (size_t r = 0; r < rows; r++)
-        for (size_t d = 0; d < Dp; d++) dst[r * Dp + d] = d < D ? scale * src[r * stride + d] : 0;
-}
-
-static void copy_transposed(float *dst, size_t ld, const float *src, size_t stride,
-                            size_t rows, size_t D, float scale)
-{
-    for (size_t r0 = 0; r0 < ld; r0 += 16)    // 16 rows at a time: a cache line of the destination
-        for (size_t d = 0; d < D; d++)
-            for (size_t r = r0; r < min_size(r0 + 16, ld); r++)
-                dst[d * ld + r] = r < rows ? scale * src[r * stride + d] : 0;
-}
-
-/* Sizes that forward and backward share, in floats. */
-typedef struct { size_t Dp, Sp, Cp, Cm; } Padded;
-static Padded attention_padded(const Attention *a)
-{
-    const size_t rows = a->pos->rel_k || a->pos->rel_v ? (size_t)a->pos->clip + 1 : 0;
-    const size_t Cm = round_up(rows, MR);
-    return (Padded){ round_up((size_t)a->D, VL), round_up((size_t)a->S, TK), round_up(Cm, VL), Cm };
-}
-
-/* Columns of a tile of keys that the queries up to index `last` see, rounded up for the
-   micro-kernel. */
-static size_t visible(int last, int j0, size_t to)
-{
-    return min_size(TK, round_up((size_t)(last + 1 - j0), to));
-}
-
-/* Cuts a thread's scratch into named pieces. */
-static float *cut(float **scratch, size_t floats)
-{
-    float *p = *scratch;
-    *scratch += round_up(floats, 16);
-    return p;
-}
-
-static void attention_forward(float *out, size_t out_stride, float *lse,
-                              const float *q, const float *k, const float *v, const Attention *a)
-{
-    SECTION(ATTENTION);
-    const PosTables *pos = a->pos;
-    const Padded p = attention_padded(a);
-    const size_t D = (size_t)a->D, Dp = p.Dp, Sp = p.Sp, Cp = p.Cp;
-    const float scale = 1 / sqrtf((float)a->D);
-    const size_t per_thread = D * Sp + Sp * Dp + D * TQ + TQ * TK + TQ * Dp
-                              + D * Cp + Cp * Dp + 2 * TQ * Cp + 256;
-    float *all = workspace((size_t)thread_count() * per_thread);
-
-    #pragma omp parallel if ((size_t)a->B * (size_t)a->S * a->q_stride > MIN_PARALLEL)
-    {
-        #pragma omp for schedule(static) nowait
-        for (long task = 0; task < (long)a->B * a->H; task++) {
-            const int b = (int)(task / a->H), h = (int)(task % a->H);
-            float *s = all + (size_t)thread_number() * per_thread;
-            float *kt = cut(&s, D * Sp), *vp = cut(&s, Sp * Dp), *qt = cut(&s, D * TQ);
-            float *score = cut(&s, TQ * TK), *o = cut(&s, TQ * Dp);
-            float *rt = cut(&s, D * Cp), *rv = cut(&s, Cp * Dp);
-            float *row = cut(&s, TQ * Cp), *weight = cut(&s, TQ * Cp);
-            const size_t g = (size_t)(h / (a->H / a->G));
-            const float *qh = q + (size_t)b * (size_t)a->T * a->q_stride + (size_t)h * D;
-            const size_t kv0 = (size_t)b * (size_t)a->S * a->kv_stride + g * D;
-            const int *positions = a->positions ? a->positions + (size_t)b * (size_t)a->S : NULL;
-
-            copy_transposed(kt, Sp, k + kv0, a->kv_stride, (size_t)a->S, D, 1);
-            copy_padded(vp, Dp, v + kv0, a->kv_stride, (size_t)a->S, D, 1);
-            memset(vp + (size_t)a->S * Dp, 0, (Sp - (size_t)a->S) * Dp * sizeof *vp);
-            if (pos->rel_k) copy_transposed(rt, Cp, pos->rel_k, D, (size_t)pos->clip + 1, D, 1);
-            if (pos->rel_v) {
-                memset(rv, 0, Cp * Dp * sizeof *rv);
-                copy_padded(rv, Dp, pos->rel_v, D, (size_t)pos->clip + 1, D, 1);
-            }
-            for (int t0 = 0; t0 < a->T; t0 += TQ) {
-                const int nq = a->T - t0 < TQ ? a->T - t0 : TQ;
-                const int i0 = a->start + t0, last = i0 + nq - 1;
-                float m[TQ], l[TQ];
-                for (int r = 0; r < TQ; r++) m[r] = -INFINITY, l[r] = 0;
-                memset(o, 0, TQ * Dp * sizeof *o);
-                if (pos->rel_v) memset(weight, 0, TQ * Cp * sizeof *weight);
-                copy_transposed(qt, TQ, qh + (size_t)t0 * a->q_stride, a->q_stride,
-                                (size_t)nq, D, scale);
-                if (pos->rel_k) product(row, Cp, qt, 1, TQ, rt, Cp, (size_t)nq, Cp, D, NULL);
-
-                for (int j0 = 0; j0 <= last; j0 += TK) {
-                    product(score, TK, qt, 1, TQ, kt + j0, Sp, (size_t)nq, visible(last, j0, VL),
-                            D, NULL);
-                    for (int r = 0; r < nq; r++) {
-                        const int i = i0 + r, seen = i + 1 - j0 < TK ? i + 1 - j0 : TK;
-                        float *sr = score + (size_t)r * TK;
-                        if (seen <= 0) { memset(sr, 0, TK * sizeof *sr); continue; }
-                        const size_t n = round_up((size_t)seen, VL);
-                        if (pos->bias) add_bias(sr, n, head_bias(pos, h), positions, i, j0, a->S);
-                        if (pos->rel_k)
-                            add_bias(sr, n, (RowBias){row + (size_t)r * Cp, 0, pos->clip},
-                                     positions, i, j0, a->S);
-                        for (size_t j = (size_t)seen; j < n; j++) sr[j] = -INFINITY;
-                        vec top = load(sr), sums = {0};
-                        for (size_t j = VL; j < n; j += VL) top = vmax(top, load(sr + j));
-                        const float highest = vmaximum(top), old = m[r];
-                        m[r] = highest > old ? highest : old;
-                        for (size_t j = 0; j < n; j += VL) {
-                            const vec e = vexp(load(sr + j) - m[r]);
-                            store(sr + j, e);
-                            sums += e;
-                        }
-                        for (size_t j = n; j < TK; j += VL) store(sr + j, splat(0));
-                        if (m[r] != old) {
-                            const float shrink = expf(old - m[r]);
-                            l[r] *= shrink;
-                            for (size_t d = 0; d < Dp; d += VL) {
-                                float *at = o + (size_t)r * Dp + d;
-                                store(at, load(at) * shrink);
-                            }
-                            for (size_t x = 0; pos->rel_v && x < Cp; x++)
-                                weight[(size_t)r * Cp + x] *= shrink;
-                        }
-                        l[r] += vsum(sums);
-                        if (pos->rel_v)
-                            add_by_distance(weight + (size_t)r * Cp, 0, pos->clip, sr, positions,
-                                            i, j0, seen);
-                    }
-                    product(o, Dp, score, TK, 1, vp + (size_t)j0 * Dp, Dp, (size_t)nq, Dp,
-                            visible(last, j0, 1), o);
-                }
-                if (pos->rel_v)
-                    product(o, Dp, weight, Cp, 1, rv, Dp, (size_t)nq, Dp, (size_t)pos->clip + 1, o);
-                for (int r = 0; r < nq; r++) {
-                    const size_t t = (size_t)b * (size_t)a->T + (size_t)(t0 + r);
-                    for (size_t d = 0; d < D; d++)
-                        out[t * out_stride + (size_t)h * D + d] = o[(size_t)r * Dp + d] / l[r];
-                    if (lse) lse[t * (size_t)a->H + (size_t)h] = m[r] + logf(l[r]);
-                }
-            }
-        }
-        barrier();
-    }
-}
-
-/* q, k and v of a row stand behind each other in qkv, and give way to their gradients: what is read
-   is copied before something is written there. Adds to dpos; see above for the equations. */
-static void attention_backward(float *qkv, const PosTables *dpos, const float *dout,
-                               const float *out, const float *lse, const Attention *a)
-{
-    SECTION(ATTENTION);
-    const PosTables *pos = a->pos;
-    const Padded p = attention_padded(a);
-    const size_t D = (size_t)a->D, Dp = p.Dp, Sp = p.Sp, Cp = p.Cp, Cm = p.Cm;
-    const size_t T = (size_t)a->T, H = (size_t)a->H;
-    const size_t width = a->q_stride, k_at = H * D, v_at = k_at + (size_t)a->G * D;
-    const float scale = 1 / sqrtf((float)a->D);
-    // Gradients of an encoding are sums over the batch (and, for rel_k and rel_v, heads): one part
-    // per task, added in order.
-    const size_t bias_part = dpos->bias ? pos_bias_stride(dpos) : 0, rel_part = Cm * Dp;
-    const size_t parts = (size_t)a->B * H * (bias_part + 2 * rel_part);
-    const size_t per_thread = 2 * D * Sp + 3 * Sp * Dp + 2 * D * TQ + 3 * TQ * Dp + 2 * TQ * TK
-                              + 2 * (D * Cp + Cp * Dp) + 4 * TQ * Cp + 512;
-    float *bias_parts = workspace(parts + (size_t)thread_count() * per_thread);
-    float *rel_k_parts = bias_parts + (size_t)a->B * H * bias_part;
-    float *rel_v_parts = rel_k_parts + (size_t)a->B * H * rel_part, *all = bias_parts + parts;
-
-    #pragma omp parallel if ((size_t)a->B * T * width > MIN_PARALLEL)
-    {
-        #pragma omp for schedule(static) nowait
-        for (long pair = 0; pair < (long)a->B * a->G; pair++) {
-            // a key head and the query heads that share it
-            const int b = (int)(pair / a->G), g = (int)(pair % a->G);
-            float *s = all + (size_t)thread_number() * per_thread;
-            float *kt = cut(&s, D * Sp), *vt = cut(&s, D * Sp), *kp = cut(&s, Sp * Dp);
-            float *dk = cut(&s, Sp * Dp), *dv = cut(&s, Sp * Dp);
-            float *qt = cut(&s, D * TQ), *dot_ = cut(&s, D * TQ);
-            float *qp = cut(&s, TQ * Dp), *dop = cut(&s, TQ * Dp), *dq = cut(&s, TQ * Dp);
-            float *prob = cut(&s, TQ * TK), *ds = cut(&s, TQ * TK);
-            float *rkt = cut(&s, D * Cp), *rvt = cut(&s, D * Cp), *rk = cut(&s, Cp * Dp);
-            float *row = cut(&s, TQ * Cp), *drow = cut(&s, TQ * Cp);
-            float *vrow = cut(&s, TQ * Cp), *weight = cut(&s, TQ * Cp);
-            const size_t base = (size_t)b * T * width, lane = (size_t)g * D;
-            const int *positions = a->positions ? a->positions + (size_t)b * (size_t)a->S : NULL;
-
-            copy_transposed(kt, Sp, qkv + base + k_at + lane, width, T, D, 1);
-            copy_transposed(vt, Sp, qkv + base + v_at + lane, width, T, D, 1);
-            copy_padded(kp, Dp, qkv + base + k_at + lane, width, T, D, 1);
-            memset(kp + T * Dp, 0, (Sp - T) * Dp * sizeof *kp);
-            memset(dk, 0, Sp * Dp * sizeof *dk);
-            memset(dv, 0, Sp * Dp * sizeof *dv);
-            if (pos->rel_k) {
-                copy_transposed(rkt, Cp, pos->rel_k, D, (size_t)pos->clip + 1, D, 1);
-                memset(rk, 0, Cp * Dp * sizeof *rk);
-                copy_padded(rk, Dp, pos->rel_k, D, (size_t)pos->clip + 1, D, 1);
-            }
-            if (pos->rel_v) copy_transposed(rvt, Cp, pos->rel_v, D, (size_t)pos->clip + 1, D, 1);
-
-            for (int h = g * (a->H / a->G); h < (g + 1) * (a->H / a->G); h++) {
-                const size_t task = (size_t)b * H + (size_t)h, head = (size_t)h * D;
-                float *dbias = memset(bias_parts + task * bias_part, 0, bias_part * sizeof(float));
-                float *drel_k = memset(rel_k_parts + task * rel_part, 0, rel_part * sizeof(float));
-                float *drel_v = memset(rel_v_parts + task * rel_part, 0, rel_part * sizeof(float));
-                for (int t0 = 0; t0 < a->T; t0 += TQ) {
-                    const int nq = a->T - t0 < TQ ? a->T - t0 : TQ, last = t0 + nq - 1;
-                    const size_t t = (size_t)b * T + (size_t)t0, rows = (size_t)nq;
-                    const float *qh = qkv + t * width + head;
-                    const float *doh = dout + t * H * D + head, *oh = out + t * H * D + head;
-                    copy_transposed(qt, TQ, qh, width, rows, D, scale);
-                    copy_transposed(dot_, TQ, doh, H * D, rows, D, 1);
-                    copy_padded(qp, Dp, qh, width, rows, D, scale);
-                    copy_padded(dop, Dp, doh, H * D, rows, D, 1);
-                    memset(dq, 0, TQ * Dp * sizeof *dq);
-                    memset(drow, 0, TQ * Cp * sizeof *drow);
-                    if (pos->rel_v) memset(weight, 0, TQ * Cp * sizeof *weight);
-                    if (pos->rel_k) product(row, Cp, qt, 1, TQ, rkt, Cp, rows, Cp, D, NULL);
-                    if (pos->rel_v) product(vrow, Cp, dot_, 1, TQ, rvt, Cp, rows, Cp, D, NULL);
-                    float delta[TQ];
-                    for (size_t r = 0; r < rows; r++)
-                        delta[r] = dot(doh + r * H * D, oh + r * H * D, D);
-
-                    for (int j0 = 0; j0 <= last; j0 += TK) {
-                        const size_t cols = visible(last, j0, VL);
-                        product(prob, TK, qt, 1, TQ, kt + j0, Sp, rows, cols, D, NULL);
-                        product(ds, TK, dot_, 1, TQ, vt + j0, Sp, rows, cols, D, NULL);
-                        for (size_t r = 0; r < rows; r++) {
-                            const int i = t0 + (int)r, seen = i + 1 - j0 < TK ? i + 1 - j0 : TK;
-                            const size_t n = seen > 0 ? round_up((size_t)seen, VL) : 0;
-                            const float minus_lse = -lse[(t + r) * H + (size_t)h];
-                            float *pr = prob + r * TK, *dr = ds + r * TK;
-                            if (pos->bias)
-                                add_bias(pr, n, head_bias(pos, h), positions, i, j0, a->S);
-                            if (pos->rel_k)
-                                add_bias(pr, n, (RowBias){row + r * Cp, 0, pos->clip}, positions,
-                                         i, j0, a->S);
-                            if (pos->rel_v)
-                                add_bias(dr, n, (RowBias){vrow + r * Cp, 0, pos->clip}, positions,
-                                         i, j0, a->S);
-                            for (size_t j = n ? (size_t)seen : 0; j < n; j++)
-                                pr[j] = -INFINITY, dr[j] = 0;
-                            for (size_t j = 0; j < n; j += VL) {
-                                const vec e = vexp(load(pr + j) + minus_lse);
-                                store(pr + j, e);
-                                store(dr + j, e * (load(dr + j) - delta[r]));
-                            }
-                            for (size_t j = n; j < TK; j += VL)
-                                store(pr + j, splat(0)), store(dr + j, splat(0));
-                            if (!n) continue;
-                            if (bias_part)
-                                add_by_distance(dbias, 1, pos->len - 1, dr, positions, i, j0, seen);
-                            if (pos->rel_k)
-                                add_by_distance(drow + r * Cp, 0, pos->clip, dr, positions,
-                                                i, j0, seen);
-                            if (pos->rel_v)
-                                add_by_distance(weight + r * Cp, 0, pos->clip, pr, positions,
-                                                i, j0, seen);
-                        }
-                        // dv += p^T do;  dk += ds^T q / sqrt(D);  dq += ds k
-                        const size_t keys = visible(last, j0, 1), at = (size_t)j0 * Dp;
-                        product(dv + at, Dp, prob, 1, TK, dop, Dp, keys, Dp, rows, dv + at);
-                        product(dk + at, Dp, ds, 1, TK, qp, Dp, keys, Dp, rows, dk + at);
-                        product(dq, Dp, ds, TK, 1, kp + at, Dp, rows, Dp, keys, dq);
-                    }
-                    if (pos->rel_k) {
-                        product(dq, Dp, drow, Cp, 1, rk, Dp, rows, Dp, (size_t)pos->clip + 1, dq);
-                        product(drel_k, Dp, drow, 1, Cp, qp, Dp, Cm, Dp, rows, drel_k);
-                    }
-                    if (pos->rel_v)
-                        product(drel_v, Dp, weight, 1, Cp, dop, Dp, Cm, Dp, rows, drel_v);
-                    for (size_t r = 0; r < rows; r++)
-                        for (size_t d = 0; d < D; d++)
-                            qkv[(t + r) * width + head + d] = scale * dq[r * Dp + d];
-                }
-            }
-            for (size_t j = 0; j < T; j++)
-                for (size_t d = 0; d < D; d++) {
-                    qkv[base + j * width + k_at + lane + d] = dk[j * Dp + d];
-                    qkv[base + j * width + v_at + lane + d] = dv[j * Dp + d];
-                }
-        }
-        barrier();
-    }
-
-    for (int b = 0; b < a->B; b++)
-        for (size_t h = 0; h < H; h++) {
-            const size_t task = (size_t)b * H + h;
-            if (bias_part)
-                axpy(dpos->bias + h * bias_part, 1, bias_parts + task * bias_part, bias_part);
-            for (size_t c = 0; c < (Cm ? (size_t)pos->clip + 1 : 0); c++) {
-                if (dpos->rel_k)
-                    axpy(dpos->rel_k + c * D, 1, rel_k_parts + task * rel_part + c * Dp, D);
-                if (dpos->rel_v)
-                    axpy(dpos->rel_v + c * D, 1, rel_v_parts + task * rel_part + c * Dp, D);
-            }
-        }
-}
-
-/* Keys (or values) in a cache: a head's stand together, since it is read as a whole, in blocks of
-   LANES tokens, transposed, so that a vector holds one element of neighbouring tokens: no sum runs
-   across a vector, however small a head. */
-enum { LANES = 16 };
-static size_t cache_floats(size_t len, size_t width) { return round_up(len, LANES) * width; }
-
-/* Copies n rows of k (or v) to (or, back, from) tokens `start` and on of a cache. */
-static void cache_copy_block(float *cache, float *rows, size_t stride, const Attention *a,
-                             size_t start, size_t n, size_t block, int back)
-{
-    const size_t D = (size_t)a->D, first = block * LANES;
-    const size_t from = first > start ? first : start, last = min_size(first + LANES, start + n);
-    for (size_t g = 0; g < (size_t)a->G; g++)
-        for (size_t d = 0; d < D; d++)
-            for (size_t t = from; t < last; t++) {
-                float *in_cache = cache + g * a->head_stride + first * D + d * LANES + t % LANES;
-                float *in_row = rows + (t - start) * stride + g * D + d;
-                if (back) *in_row = *in_cache;
-                else *in_cache = *in_row;
-            }
-}
-
-static void cache_copy(float *cache, float *rows, size_t stride, const Attention *a,
-                       size_t start, size_t n, int back)
-{
-    const size_t block = start / LANES, end = div_up(start + n, LANES);
-    if (n == 1) { cache_copy_block(cache, rows, stride, a, start, n, block, back); return; }
-    #pragma omp parallel for schedule(static) if (n * (size_t)(a->G * a->D) > MIN_PARALLEL)
-    for (long b = (long)block; b < (long)end; b++)
-        cache_copy_block(cache, rows, stride, a, start, n, (size_t)b, back);
-}
-
-/* One query against a cache of S keys: generation. Reads k and v once. s: scratch. */
-static void attention_step_head(float *o, float *s, const float *qh, const float *k,
-                                const float *v, const Attention *a, int h)
+/* What the encoding adds to the scores of query i for all keys up to it. rel (clip+1): scratch. */
+static void add_biases(float *s, float *rel, const float *q, const Attention *a, int h, int i)
 {
     const PosTables *pos = a->pos;
-    const size_t D = (size_t)a->D, S = (size_t)a->S, Sp = round_up(S, LANES);
-    const size_t head = (size_t)(h / (a->H / a->G)) * a->head_stride;
-    const int i = a->S - 1;
-    const float scale = 1 / sqrtf((float)a->D);
-    float *sums = memset(s + Sp, 0, D * LANES * sizeof *sums);    // of a[j] v[j], by j % LANES
-    for (size_t j = 0; j < S; j += LANES) {
-        const float *block = k + head + j * D;
+    const size_t D = (size_t)a->D;
+    const Tile t = { .i0 = i, .rows = 1, .keys = i + 1 };
+    if (pos->bias) add_by_distance(s, head_bias(pos, h), pos->len - 1, t, 0);
+    if (!pos->rel_k) return;
+    for (int c = 0; c <= pos->clip && c <= i; c++)
+        rel[pos->clip - c] = dot(q, pos->rel_k + (size_t)c * D, D) / sqrtf((float)D);
+    add_by_distance(s, rel, pos->clip, t, 0);
+}
+
+/* The query of the last of S tokens. It reads keys and values once, and asks for a block while it
+   works on the one before the last. scratch: see attention_step. */
+static void attention_step_head(float *scratch, const float *cache, int len, int S,
+                                const Attention *a, int h)
+{
+    const PosTables *pos = a->pos;
+    const size_t D = (size_t)a->D, n = (size_t)S, np = round_up(n, LANES);
+    const float *q = a->qkv + (size_t)h * D, scale = 1 / sqrtf((float)D);
+    const float *k = cache + (size_t)(h / (a->H / a->G)) * cache_head(len, D);
+    const float *v = k + (size_t)a->G * cache_head(len, D);
+    float *s = scratch, *rel = scratch + np + D * LANES, *o = a->out + (size_t)h * D;
+    float *sums = scratch + np;    // (D, LANES) of s_j v_j, by j % LANES
+    for (size_t j = 0; j < n; j += LANES) {
+        const float *block = k + j * D;
         vec score[LANES / VL] = {0};
         for (size_t d = 0; d < D; d++) {
-            __builtin_prefetch(block + (2 * D + d) * LANES);    // the block after the next
+            __builtin_prefetch(block + (2 * D + d) * LANES);
             for (int x = 0; x < LANES / VL; x++)
-                score[x] += scale * qh[d] * load(block + d * LANES + x * VL);
+                score[x] += scale * q[d] * load(block + d * LANES + x * VL);
         }
         for (int x = 0; x < LANES / VL; x++) store(s + j + x * VL, score[x]);
     }
-    if (pos->bias) axpy(s, 1, pos_bias(pos, h, i), S);
-    if (pos->rel_k)
-        for (int c = 0; c <= pos->clip && c <= i; c++) {
-            const float add = scale * dot(qh, pos->rel_k + (size_t)c * D, D);
-            if (c < pos->clip) s[i - c] += add;
-            else for (int j = 0; j <= i - c; j++) s[j] += add;
-        }
-    for (size_t j = S; j < Sp; j++) s[j] = -INFINITY;
-    const float m = row_max(s, S);
-    vec total = {0};
-    for (size_t j = 0; j < Sp; j += VL) {
-        const vec e = vexp(load(s + j) - m);
-        store(s + j, e);
-        total += e;
-    }
-    for (size_t j = 0; j < S; j += LANES) {
-        const float *block = v + head + j * D;
+    add_biases(s, rel, q, a, h, S - 1);
+    for (size_t j = n; j < np; j++) s[j] = -INFINITY;
+    const float top = row_max(s, n);
+    for (size_t j = 0; j < np; j += VL) store(s + j, vexp(load(s + j) - top));
+    zero(sums, D * LANES);
+    for (size_t j = 0; j < n; j += LANES) {
+        const float *block = v + j * D;
         for (size_t d = 0; d < D; d++) {
             __builtin_prefetch(block + (2 * D + d) * LANES);
             for (size_t x = d * LANES; x < (d + 1) * LANES; x += VL)
                 store(sums + x, load(sums + x) + load(s + j + x % LANES) * load(block + x));
         }
     }
-    for (size_t d = 0; d < D; d++) {
-        vec sum = {0};
-        for (size_t x = d * LANES; x < (d + 1) * LANES; x += VL) sum += load(sums + x);
-        o[d] = vsum(sum);
+    for (size_t d = 0; d < D; d++) o[d] = sum_of(sums + d * LANES, LANES);
+    if (pos->rel_v) {
+        zero(rel, rel_rows(pos));
+        sum_by_distance(rel, s, pos->clip, (Tile){ .i0 = S - 1, .rows = 1, .keys = S }, 0);
+        for (int c = 0; c <= pos->clip; c++)
+            axpy(o, rel[pos->clip - c], pos->rel_v + (size_t)c * D, D);
     }
-    if (pos->rel_v)
-        for (int c = 0; c <= pos->clip && c <= i; c++) {
-            float weight = s[i - c];
-            if (c == pos->clip) for (int j = 0; j < i - c; j++) weight += s[j];
-            axpy(o, weight, pos->rel_v + (size_t)c * D, D);
-        }
-    const float inverse = 1 / vsum(total);
-    for (size_t d = 0; d < D; d++) o[d] *= inverse;
+    scale_row(o, 1 / sum_of(s, np), D);
 }
 
-static void attention_step(float *out, const float *q, const float *k, const float *v,
-                           const Attention *a)
+/* out (H, D) of one row of qkv, whose k and v are in the cache as the last of S tokens. */
+static void attention_step(const float *cache, int len, int S, const Attention *a)
 {
-    const size_t D = (size_t)a->D, H = (size_t)a->H, S = (size_t)a->S;
-    const size_t per_head = round_up(S, LANES) + D * LANES;
+    const size_t D = (size_t)a->D, H = (size_t)a->H;
+    const size_t per_head = round_up((size_t)S, LANES) + D * LANES + round_up(rel_rows(a->pos), 16);
     float *s = workspace(H * per_head);
-    if (S * D * H <= MIN_PARALLEL) {
-        for (size_t h = 0; h < H; h++)
-            attention_step_head(out + h * D, s, q + h * D, k, v, a, (int)h);
+    if ((size_t)S * D * H <= MIN_PARALLEL) {
+        for (int h = 0; h < a->H; h++) attention_step_head(s, cache, len, S, a, h);
         return;
     }
     #pragma omp parallel for schedule(static)
     for (int h = 0; h < a->H; h++)
-        attention_step_head(out + (size_t)h * D, s + (size_t)h * per_head, q + (size_t)h * D, k, v,
-                            a, h);
+        attention_step_head(s + (size_t)h * per_head, cache, len, S, a, h);
 }
 
 /* ---- The model ------------------------------------------------------------------------------- */
@@ -1763,6 +1795,11 @@ const char *config_check(Config *c)
     return why[0] ? why : NULL;
 }
 
+static size_t kv_dim(const Config *c)    // floats in a row of keys, or of values
+{
+    return (size_t)(c->dim / c->n_heads * c->n_kv_heads);
+}
+
 /* The layout of an arena is written down here and nowhere else. It is also the order of the tensors
    in model.bin. A file of another order says at which float the tensors of each slot begin, layer
    behind layer. */
@@ -1794,13 +1831,13 @@ static float *take(Params *p, int slot, int layer, size_t count)
 
 static size_t slot_floats(const Config *c, int slot)    // of one layer
 {
-    const size_t dim = (size_t)c->dim, kv_dim = dim / (size_t)c->n_heads * (size_t)c->n_kv_heads;
+    const size_t dim = (size_t)c->dim;
     const size_t hidden = (size_t)c->hidden_dim, V = (size_t)c->vocab_size;
     switch (slot) {
         case EMB: return V * dim;
         case RMS_ATT: case RMS_FFN: case RMS_FINAL: return dim;
         case WQ: case WO: return dim * dim;
-        case WK: case WV: return kv_dim * dim;
+        case WK: case WV: return kv_dim(c) * dim;
         case W1: case W3: case W2: return hidden * dim;
         case LAYER_POS: return c->pos->layer_params ? c->pos->layer_params(c) : 0;
         case CLS: return c->untied ? V * dim : 0;
@@ -1899,19 +1936,19 @@ void model_train_begin(Model *m)
     if (m->params.pos) tables_create(&m->dpos, &m->config, m->grads.pos, m->pos.len);
 }
 
-/* What a forward leaves for the backward, of every layer (or of one, when there will be none),
-   and scratch. */
+typedef struct {                  // what a forward leaves for the backward, of one layer
+    float *x;                     // (rows, dim) its input
+    float *qkv;                   // (rows, dim + 2 kv_dim) turned
+    float *att, *lse;             // (rows, dim) (rows, H) output of attention
+    float *mid;                   // (rows, dim) input of the second norm
+    float *ab;                    // (rows, 2 hidden) w1 x and w3 x
+} LayerActs;
+
 struct Activations {
     size_t rows;                  // B * T it has room for
-    int training;
+    int training;                 // 0: the layers share their memory
     float *block;
-    // Floats from one layer to the next, 0 without training.
-    size_t x_layer, qkv_layer, lse_layer, ab_layer;
-    float *x;                     // (layers+1, rows, dim) input of each layer, and of the last norm
-    float *qkv;                   // (layers, rows, dim + 2 kv_dim) turned
-    float *att, *lse;             // (layers, rows, dim) (layers, rows, H) output of attention
-    float *mid;                   // (layers, rows, dim) input of the second norm
-    float *ab;                    // (layers, rows, 2 hidden) w1 x and w3 x
+    LayerActs *layers;            // (n_layers+1), of the last only x
     float *norm, *hidden;         // (rows, dim) (rows, hidden)
     float *dx;                    // (rows, dim) gradient of the residual stream
     float *logits, *losses;       // (HEAD_ROWS, V) (rows)
@@ -1919,30 +1956,24 @@ struct Activations {
 
 enum { HEAD_ROWS = 128 };         // rows whose logits exist at the same time
 
-static float *reserve(float *base, size_t *floats, size_t n)
-{
-    float *at = base ? base + *floats : NULL;
-    *floats += round_up(n, 16);
-    return at;
-}
-
 /* Called twice: with base NULL to count the floats, then to point into a block of that size. */
 static size_t activations_layout(Activations *a, const Config *c, float *base)
 {
     const size_t n = a->rows, dim = (size_t)c->dim, hidden = (size_t)c->hidden_dim;
-    const size_t kv_dim = dim / (size_t)c->n_heads * (size_t)c->n_kv_heads;
-    const size_t L = a->training ? (size_t)c->n_layers : 1;
     size_t floats = 0;
-    a->x_layer = a->training ? n * dim : 0;
-    a->qkv_layer = a->training ? n * (dim + 2 * kv_dim) : 0;
-    a->lse_layer = a->training ? n * (size_t)c->n_heads : 0;
-    a->ab_layer = a->training ? n * 2 * hidden : 0;
-    a->x = reserve(base, &floats, (L + 1) * n * dim);
-    a->qkv = reserve(base, &floats, L * n * (dim + 2 * kv_dim));
-    a->att = reserve(base, &floats, L * n * dim);
-    a->lse = reserve(base, &floats, L * n * (size_t)c->n_heads);
-    a->mid = reserve(base, &floats, L * n * dim);
-    a->ab = reserve(base, &floats, L * n * 2 * hidden);
+    LayerActs l = {0};
+    for (int i = 0; i <= c->n_layers; i++) {
+        const size_t rows = i < c->n_layers ? n : 0;    // of the last only x
+        if (!i || a->training) {
+            l.x = reserve(base, &floats, n * dim);
+            l.qkv = reserve(base, &floats, rows * (dim + 2 * kv_dim(c)));
+            l.att = reserve(base, &floats, rows * dim);
+            l.lse = reserve(base, &floats, rows * (size_t)c->n_heads);
+            l.mid = reserve(base, &floats, rows * dim);
+            l.ab = reserve(base, &floats, rows * 2 * hidden);
+        }
+        if (base) a->layers[i] = l;
+    }
     a->norm = reserve(base, &floats, n * dim);
     a->hidden = reserve(base, &floats, n * hidden);
     a->logits = reserve(base, &floats, min_size(n, HEAD_ROWS) * (size_t)c->vocab_size);
@@ -1953,7 +1984,7 @@ static size_t activations_layout(Activations *a, const Config *c, float *base)
 
 static void activations_free(Activations *a)
 {
-    if (a) free(a->block);
+    if (a) free(a->block), free(a->layers);
     free(a);
 }
 
@@ -1966,11 +1997,11 @@ static Activations *activations_for(Model *m, size_t rows, int training)
     if (a && a->rows > rows) need.rows = a->rows;
     if (a && a->training) need.training = 1;
     activations_free(a);
-    const size_t floats = activations_layout(&need, &m->config, NULL);
+    need.block = xmalloc(activations_layout(&need, &m->config, NULL) * sizeof(float));
+    need.layers = xmalloc((size_t)(m->config.n_layers + 1) * sizeof *need.layers);
+    activations_layout(&need, &m->config, need.block);
     a = m->acts = xmalloc(sizeof *a);
     *a = need;
-    a->block = xmalloc(floats * sizeof(float));
-    activations_layout(a, &m->config, a->block);
     return a;
 }
 
@@ -2025,13 +2056,12 @@ static Quantized quantized(Matrices m, size_t n_in)
 void model_quantize(Model *m)
 {
     const Config *c = &m->config;
-    const size_t dim = (size_t)c->dim, kv_dim = dim / (size_t)c->n_heads * (size_t)c->n_kv_heads;
-    const size_t hidden = (size_t)c->hidden_dim;
+    const size_t dim = (size_t)c->dim, kv = kv_dim(c), hidden = (size_t)c->hidden_dim;
     m->int8 = xmalloc((size_t)c->n_layers * sizeof *m->int8);
     for (int i = 0; i < c->n_layers; i++) {
         const Layer *l = &m->params.layers[i];
         m->int8[i] = (LayerInt8){
-            quantized((Matrices){ { l->wq, l->wk, l->wv }, { dim, kv_dim, kv_dim }, {0} }, dim),
+            quantized((Matrices){ { l->wq, l->wk, l->wv }, { dim, kv, kv }, {0} }, dim),
             quantized((Matrices){ { l->wo }, { dim }, {0} }, dim),
             quantized((Matrices){ { l->w1, l->w3 }, { hidden, hidden }, {0} }, dim),
             quantized((Matrices){ { l->w2 }, { dim }, {0} }, hidden) };
@@ -2039,77 +2069,56 @@ void model_quantize(Model *m)
     m->wcls_int8 = quantized((Matrices){ { m->params.wcls }, { (size_t)c->vocab_size }, {0} }, dim);
 }
 
-static Attention attention_of(const Model *m, const int *positions, int B, int T, int start)
+static Attention attention_of(const Model *m, int layer, const int *positions, int B, int T)
 {
     const Config *c = &m->config;
-    const int D = c->dim / c->n_heads;
-    const size_t width = (size_t)(c->n_heads + 2 * c->n_kv_heads) * (size_t)D;
-    return (Attention){ .B = B, .T = T, .S = start + T, .start = start,
-                        .H = c->n_heads, .G = c->n_kv_heads, .D = D,
-                        .q_stride = width, .kv_stride = width,
-                        .pos = &m->pos, .positions = positions };
+    const LayerActs *l = &m->acts->layers[layer];
+    return (Attention){ .B = B, .T = T, .H = c->n_heads, .G = c->n_kv_heads,
+                        .D = c->dim / c->n_heads, .width = (size_t)c->dim + 2 * kv_dim(c),
+                        .pos = &m->pos, .dpos = &m->dpos, .positions = positions,
+                        .qkv = l->qkv, .out = l->att, .lse = l->lse, .dout = m->acts->norm };
 }
 
 /* The whole network up to the last norm, whose output is left in acts->norm. With a cache the
-   tokens (B = 1) are appended to it. */
+   tokens (B = 1) are appended to it: the first ones together, then one by one. */
 static void model_forward(Model *m, Cache *kv, const int *tokens, const int *positions,
                           int B, int T)
 {
     const Config *c = &m->config;
     const Params *p = &m->params;
-    Activations *a = m->acts;
+    const Activations *a = m->acts;
     const int start = kv ? kv->used : 0;
     const size_t rows = (size_t)B * (size_t)T, dim = (size_t)c->dim, hidden = (size_t)c->hidden_dim;
-    Attention shape = attention_of(m, positions, B, T, start);
-    const size_t width = shape.q_stride, kv_dim = (width - dim) / 2;
 
-    embedding_forward(a->x, p->token_embedding, &m->pos, tokens, positions, start, T, rows, dim);
+    embedding_forward(a->layers[0].x, p->token_embedding, &m->pos, tokens, positions, start, T,
+                      rows, dim);
     for (int i = 0; i < c->n_layers; i++) {
-        const Layer *l = &p->layers[i];
+        const Layer *w = &p->layers[i];
+        const LayerActs *l = &a->layers[i];
+        const Attention attention = attention_of(m, i, positions, B, T);
         LayerInt8 int8 = {0};
         if (m->int8) int8 = m->int8[i];
-        float *x = a->x + (size_t)i * a->x_layer, *next = x + a->x_layer;
-        float *mid = a->mid + (size_t)i * a->x_layer;
-        float *qkv = a->qkv + (size_t)i * a->qkv_layer, *att = a->att + (size_t)i * a->x_layer;
-        float *ab = a->ab + (size_t)i * a->ab_layer;
-        if (c->pos->layer) c->pos->layer(&m->pos, l->pos, c);
+        if (c->pos->layer) c->pos->layer(&m->pos, w->pos, c);
 
-        rmsnorm_forward(a->norm, x, l->rms_att, rows, dim);
-        linear_forward(qkv, a->norm, (Matrices){ { l->wq, l->wk, l->wv }, { dim, kv_dim, kv_dim },
-                                                 int8.qkv }, rows, dim, NULL);
-        rotate(qkv, &m->pos, c, positions, start, T, rows, 1);
-        if (!kv) {
-            attention_forward(att, dim, a->lse + (size_t)i * a->lse_layer,
-                              qkv, qkv + dim, qkv + dim + kv_dim, &shape);
-        } else {
-            const size_t layer = (size_t)i * cache_floats((size_t)kv->len, kv_dim);
-            float *keys = kv->k + layer, *values = kv->v + layer, *k = qkv + dim, *v = k + kv_dim;
-            shape.head_stride = cache_floats((size_t)kv->len, (size_t)shape.D);
-            cache_copy(keys, k, width, &shape, (size_t)start, rows, 0);
-            cache_copy(values, v, width, &shape, (size_t)start, rows, 0);
-            if (T == 1) {
-                attention_step(att, qkv, keys, values, &shape);
-            } else {
-                if (start) {    // what came before stands in the cache alone
-                    shape.kv_stride = kv_dim;
-                    k = kv->rows, v = k + (size_t)shape.S * kv_dim;
-                    cache_copy(keys, k, kv_dim, &shape, 0, (size_t)shape.S, 1);
-                    cache_copy(values, v, kv_dim, &shape, 0, (size_t)shape.S, 1);
-                }
-                attention_forward(att, dim, NULL, qkv, k, v, &shape);
-            }
-        }
-        linear_forward(mid, att, (Matrices){ { l->wo }, { dim }, int8.wo },
-                       rows, dim, x);
+        rmsnorm_forward(a->norm, l->x, w->rms_att, rows, dim);
+        linear_forward(l->qkv, a->norm, (Matrices){ { w->wq, w->wk, w->wv },
+                                                    { dim, kv_dim(c), kv_dim(c) }, int8.qkv },
+                       rows, dim, NULL);
+        rotate(l->qkv, &m->pos, c, positions, start, T, rows, 1);
+        float *cache = kv ? kv->data + (size_t)i * cache_layer(kv->len, c) : NULL;
+        if (kv) cache_store(cache, kv->len, &attention, start, T);
+        if (start) attention_step(cache, kv->len, start + 1, &attention);
+        else attention_forward(&attention);
+        linear_forward(l->mid, l->att, (Matrices){ { w->wo }, { dim }, int8.wo }, rows, dim, l->x);
 
-        rmsnorm_forward(a->norm, mid, l->rms_ffn, rows, dim);
-        linear_forward(ab, a->norm, (Matrices){ { l->w1, l->w3 }, { hidden, hidden },
-                                                int8.w13 }, rows, dim, NULL);
-        swiglu_forward(a->hidden, ab, rows, hidden);
-        linear_forward(next, a->hidden, (Matrices){ { l->w2 }, { dim }, int8.w2 },
-                       rows, hidden, mid);
+        rmsnorm_forward(a->norm, l->mid, w->rms_ffn, rows, dim);
+        linear_forward(l->ab, a->norm, (Matrices){ { w->w1, w->w3 }, { hidden, hidden },
+                                                   int8.w13 }, rows, dim, NULL);
+        swiglu_forward(a->hidden, l->ab, rows, hidden);
+        linear_forward(a->layers[i + 1].x, a->hidden, (Matrices){ { w->w2 }, { dim }, int8.w2 },
+                       rows, hidden, l->mid);
     }
-    rmsnorm_forward(a->norm, a->x + (size_t)c->n_layers * a->x_layer, p->rms_final, rows, dim);
+    rmsnorm_forward(a->norm, a->layers[c->n_layers].x, p->rms_final, rows, dim);
 }
 
 static void output_forward(float *logits, const float *x, const Model *m, size_t rows)
@@ -2142,37 +2151,34 @@ static void layers_backward(Model *m, const int *tokens, const int *positions, i
 {
     const Config *c = &m->config;
     const Params *p = &m->params, *g = &m->grads;
-    Activations *a = m->acts;
+    const Activations *a = m->acts;
     const size_t rows = (size_t)B * (size_t)T, dim = (size_t)c->dim, hidden = (size_t)c->hidden_dim;
-    const Attention shape = attention_of(m, positions, B, T, 0);
-    const size_t width = shape.q_stride;
 
-    memset(a->dx, 0, rows * dim * sizeof *a->dx);
-    rmsnorm_backward(a->dx, g->rms_final, a->norm, a->x + (size_t)c->n_layers * a->x_layer,
-                     p->rms_final, rows, dim);
+    zero(a->dx, rows * dim);
+    rmsnorm_backward(a->dx, g->rms_final, a->norm, a->layers[c->n_layers].x, p->rms_final, rows,
+                     dim);
     for (int i = c->n_layers - 1; i >= 0; i--) {
-        const Layer *l = &p->layers[i], *d = &g->layers[i];
-        const float *x = a->x + (size_t)i * a->x_layer, *mid = a->mid + (size_t)i * a->x_layer;
-        float *qkv = a->qkv + (size_t)i * a->qkv_layer;
-        float *att = a->att + (size_t)i * a->x_layer, *ab = a->ab + (size_t)i * a->ab_layer;
+        const Layer *w = &p->layers[i], *d = &g->layers[i];
+        const LayerActs *l = &a->layers[i];
+        Attention attention = attention_of(m, i, positions, B, T);
         if (c->pos->layer) {
-            c->pos->layer(&m->pos, l->pos, c);
+            c->pos->layer(&m->pos, w->pos, c);
             c->pos->layer(&m->dpos, d->pos, c);
         }
 
-        swiglu_forward(a->hidden, ab, rows, hidden);
-        linear_backward(a->hidden, d->w2, a->dx, a->hidden, l->w2, rows, hidden, dim);
-        swiglu_backward(ab, a->hidden, rows, hidden);
-        rmsnorm_forward(a->norm, mid, l->rms_ffn, rows, dim);
-        linear_backward(a->norm, d->w1, ab, a->norm, l->w1, rows, dim, 2 * hidden);
-        rmsnorm_backward(a->dx, d->rms_ffn, a->norm, mid, l->rms_ffn, rows, dim);
+        swiglu_forward(a->hidden, l->ab, rows, hidden);
+        linear_backward(a->hidden, d->w2, a->dx, a->hidden, w->w2, rows, hidden, dim);
+        swiglu_backward(l->ab, a->hidden, rows, hidden);
+        rmsnorm_forward(a->norm, l->mid, w->rms_ffn, rows, dim);
+        linear_backward(a->norm, d->w1, l->ab, a->norm, w->w1, rows, dim, 2 * hidden);
+        rmsnorm_backward(a->dx, d->rms_ffn, a->norm, l->mid, w->rms_ffn, rows, dim);
 
-        linear_backward(a->norm, d->wo, a->dx, att, l->wo, rows, dim, dim);
-        attention_backward(qkv, &m->dpos, a->norm, att, a->lse + (size_t)i * a->lse_layer, &shape);
-        rotate(qkv, &m->pos, c, positions, 0, T, rows, -1);
-        rmsnorm_forward(a->norm, x, l->rms_att, rows, dim);
-        linear_backward(a->norm, d->wq, qkv, a->norm, l->wq, rows, dim, width);
-        rmsnorm_backward(a->dx, d->rms_att, a->norm, x, l->rms_att, rows, dim);
+        linear_backward(a->norm, d->wo, a->dx, l->att, w->wo, rows, dim, dim);
+        attention_backward(&attention);
+        rotate(l->qkv, &m->pos, c, positions, 0, T, rows, -1);
+        rmsnorm_forward(a->norm, l->x, w->rms_att, rows, dim);
+        linear_backward(a->norm, d->wq, l->qkv, a->norm, w->wq, rows, dim, attention.width);
+        rmsnorm_backward(a->dx, d->rms_att, a->norm, l->x, w->rms_att, rows, dim);
     }
     embedding_backward(g->token_embedding, &m->dpos, a->dx, tokens, positions, T, rows, dim);
 }
@@ -2229,32 +2235,28 @@ void model_logits(Model *m, float *logits, const int *tokens, const int *positio
 void model_attention(Model *m, float *A, int layer, const int *tokens, int T)
 {
     const Config *c = &m->config;
-    const PosTables *pos = &m->pos;
-    const size_t D = (size_t)(c->dim / c->n_heads), group = (size_t)(c->n_heads / c->n_kv_heads);
-    const size_t width = (size_t)(c->n_heads + 2 * c->n_kv_heads) * D;
-    const float scale = 1 / sqrtf((float)D);
-    Activations *a = activations_for(m, (size_t)T, 1);    // q and k of every layer are kept
+    activations_for(m, (size_t)T, 1);    // q and k of every layer are kept
     if (c->pos->forward) c->pos->forward(&m->pos, m->params.pos, c);
     model_forward(m, NULL, tokens, NULL, 1, T);
     if (c->pos->layer) c->pos->layer(&m->pos, m->params.layers[layer].pos, c);
-    memset(A, 0, (size_t)c->n_heads * (size_t)T * (size_t)T * sizeof *A);
+    const Attention a = attention_of(m, layer, NULL, 1, T);
+    const size_t D = (size_t)a.D, n = (size_t)T, rel = rel_rows(&m->pos);
+    float *scratch = xmalloc((size_t)a.H * rel * sizeof *scratch);
+    zero(A, (size_t)a.H * n * n);
     #pragma omp parallel for schedule(static)
-    for (int h = 0; h < c->n_heads; h++)
-        for (int i = 0; i < T; i++) {
-            const float *q = a->qkv + (size_t)layer * a->qkv_layer + (size_t)i * width;
-            const float *k = q + (size_t)c->dim + (size_t)h / group * D;    // of key i
-            float *s = A + ((size_t)h * (size_t)T + (size_t)i) * (size_t)T, sum = 0;
-            q += (size_t)h * D;
-            for (int j = i; j >= 0; j--, k -= width) {
-                const int n = i - j, clipped = n < pos->clip ? n : pos->clip;
-                s[j] = scale * dot(q, k, D);
-                if (pos->bias) s[j] += *pos_bias(pos, h, n);
-                if (pos->rel_k) s[j] += scale * dot(q, pos->rel_k + (size_t)clipped * D, D);
-            }
-            const float most = row_max(s, (size_t)i + 1);
-            for (int j = 0; j <= i; j++) sum += s[j] = expf(s[j] - most);
-            for (int j = 0; j <= i; j++) s[j] /= sum;
+    for (int h = 0; h < a.H; h++) {
+        const float *q = a.qkv + (size_t)h * D, *k = a.qkv + (size_t)(a.H + h / (a.H / a.G)) * D;
+        float *s = A + (size_t)h * n * n;
+        for (size_t i = 0; i < n; i++, q += a.width, s += n) {
+            for (size_t j = 0; j <= i; j++) s[j] = dot(q, k + j * a.width, D) / sqrtf((float)D);
+            add_biases(s, scratch + (size_t)h * rel, q, &a, h, (int)i);
+            const float top = row_max(s, i + 1);
+            float sum = 0;
+            for (size_t j = 0; j <= i; j++) sum += s[j] = expf(s[j] - top);
+            scale_row(s, 1 / sum, i + 1);
         }
+    }
+    free(scratch);
 }
 
 /* ---- AdamW ----------------------------------------------------------------------------------- */
@@ -2310,30 +2312,29 @@ double model_update(Model *m, int64_t step, const AdamW *o, float lr)
 void cache_create(Cache *kv, const Model *m, int len)
 {
     const Config *c = &m->config;
-    const size_t kv_dim = (size_t)(c->dim / c->n_heads * c->n_kv_heads);
-    const size_t bytes = (size_t)c->n_layers * cache_floats((size_t)len, kv_dim) * sizeof(float);
-    *kv = (Cache){ .len = len, .k = xmalloc(bytes), .v = xmalloc(bytes),
-                   .logits = xmalloc((size_t)c->vocab_size * sizeof(float)) };
+    const size_t floats = (size_t)c->n_layers * cache_layer(len, c);
+    *kv = (Cache){ .len = len, .data = xmalloc(floats * sizeof *kv->data),
+                   .logits = xmalloc((size_t)c->vocab_size * sizeof *kv->logits) };
 }
 
 void cache_free(Cache *kv)
 {
-    free(kv->k), free(kv->v), free(kv->rows), free(kv->logits);
+    free(kv->data), free(kv->logits);
     *kv = (Cache){0};
 }
 
 const float *model_decode(Model *m, Cache *kv, const int *tokens, int n)
 {
     const Config *c = &m->config;
-    const size_t dim = (size_t)c->dim;
-    Activations *a = activations_for(m, (size_t)n, 0);
     if (!kv->used && c->pos->forward) c->pos->forward(&m->pos, m->params.pos, c);
-    if (kv->used && n > 1 && !kv->rows)
-        kv->rows = xmalloc(2 * (size_t)kv->len * (dim / (size_t)c->n_heads * (size_t)c->n_kv_heads)
-                           * sizeof *kv->rows);
-    model_forward(m, kv, tokens, NULL, 1, n);
-    kv->used += n;
-    output_forward(kv->logits, a->norm + (size_t)(n - 1) * dim, m, 1);
+    for (int at = 0, together; at < n; at += together) {
+        together = kv->used ? 1 : n;
+        const float *x = activations_for(m, (size_t)together, 0)->norm;
+        model_forward(m, kv, tokens + at, NULL, 1, together);
+        kv->used += together;
+        if (at + together == n)
+            output_forward(kv->logits, x + (size_t)(together - 1) * (size_t)c->dim, m, 1);
+    }
     return kv->logits;
 }
 

@@ -151,8 +151,8 @@ static void test_attention_weights(void)
             float *A = xmalloc((size_t)(H * T * T) * 4);
             for (int layer = 0; layer < c->n_layers; layer++) {
                 model_attention(&m, A, layer, x, T);
-                const float *v = m.acts->qkv + (size_t)layer * m.acts->qkv_layer + c->dim + kv_dim;
-                const float *att = m.acts->att + (size_t)layer * m.acts->x_layer;
+                const float *v = m.acts->layers[layer].qkv + c->dim + kv_dim;
+                const float *att = m.acts->layers[layer].att;
                 double worst = 0, largest = 0, worst_sum = 0;
                 for (int i = 0; i < T; i++)
                     for (int d = 0; d < c->dim; d++) {

@@ -412,9 +412,9 @@ static void test_alibi_key_form(void)
     configure(&c, "alibi", D, 1, S);
     tables_create(&t, &c, NULL, S);
     fill(qkv, S * 3 * D, 1);
-    const Attention a = { .B = 1, .T = S, .S = S, .H = 1, .G = 1, .D = D, .q_stride = 3 * D,
-                          .kv_stride = 3 * D, .pos = &t };
-    attention_forward(out, D, lse, qkv, qkv + D, qkv + 2 * D, &a);
+    const Attention a = { .B = 1, .T = S, .H = 1, .G = 1, .D = D, .width = 3 * D, .pos = &t,
+                          .qkv = qkv, .out = out, .lse = lse };
+    attention_forward(&a);
     const double m = -(double)*pos_bias(&t, 0, 1);
     double weight[S], sum = 0;
     for (int j = 0; j < S; j++) {
