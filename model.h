@@ -1766,8 +1766,13 @@ static void attention_step(const float *cache, int len, int S, const Attention *
 const char *config_check(Config *c)
 {
     static char why[200];
+    why[0] = 0;
+    if (!c->n_kv_heads) c->n_kv_heads = c->n_heads;
+    if (!c->hidden_dim && c->dim > 0)    // Llama's 8/3 keeps the cost of 4 dim
+        c->hidden_dim = (int)round_up((size_t)c->dim * 8 / 3, 32);
     const struct { const char *name; int value; } sizes[] = {
         { "dim", c->dim }, { "layers", c->n_layers }, { "heads", c->n_heads },
+        { "kv-heads", c->n_kv_heads }, { "hidden", c->hidden_dim },
         { "vocabulary", c->vocab_size }, { "context", c->seq_len } };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i].value < 1 || sizes[i].value > 1 << 24) {
@@ -1775,23 +1780,17 @@ const char *config_check(Config *c)
                      sizes[i].name, sizes[i].value, 1 << 24);
             return why;
         }
-    if (!c->n_kv_heads) c->n_kv_heads = c->n_heads;
-    if (!c->hidden_dim)    // Llama's 8/3 keeps the cost of 4 dim
-        c->hidden_dim = (int)round_up((size_t)c->dim * 8 / 3, 32);
-    if (c->hidden_dim < 1 || c->hidden_dim > 1 << 24) return "the hidden size is out of range";
-    if (c->dim % c->n_heads) {
-        snprintf(why, sizeof why, "dim %d is not a multiple of heads %d", c->dim, c->n_heads);
-        return why;
-    }
-    if (c->n_kv_heads < 1 || c->n_heads % c->n_kv_heads) {
-        snprintf(why, sizeof why, "heads %d is not a multiple of kv-heads %d",
-                 c->n_heads, c->n_kv_heads);
-        return why;
-    }
     const double dim = (double)c->dim, floats = (double)c->vocab_size * dim * (1 + !!c->untied)
         + (double)c->n_layers * dim * (4 * dim + 3 * (double)c->hidden_dim);
-    if (floats > 1e12) return "a model of this shape has more than 10^12 parameters";
-    pos_check(c, why, sizeof why);
+    if (c->dim % c->n_heads)
+        snprintf(why, sizeof why, "dim %d is not a multiple of heads %d", c->dim, c->n_heads);
+    else if (c->n_heads % c->n_kv_heads)
+        snprintf(why, sizeof why, "heads %d is not a multiple of kv-heads %d", c->n_heads,
+                 c->n_kv_heads);
+    else if (floats > 1e12)
+        snprintf(why, sizeof why, "a model of this shape has more than 10^12 parameters");
+    else
+        pos_check(c, why, sizeof why);
     return why[0] ? why : NULL;
 }
 
