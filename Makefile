@@ -54,7 +54,8 @@ $(BUILD)/%: tests/%.c tests/test.h $(SOURCES)
 # Runs everything, also after a failure; closes with "N passed, N failed". < 1 minute.
 test:
 	@$(MAKE) --no-print-directory -j2 all $(TESTS:%=$(BUILD)/%)
-	@sh tests/run.sh $(TESTS:%=$(BUILD)/%) "sh tests/cli.sh ." "sh tests/readme.sh README.md" \
+	@sh tests/run.sh $(TESTS:%=$(BUILD)/%) "sh tests/cli.sh ." \
+	    "sh tests/readme.sh README.md scripts/README.md tests/README.md" \
 	    "sh tests/python.sh test_pe_bench.py" "sh tests/python.sh test_claims.py"
 
 # The same tests with address and undefined-behaviour sanitizers, in a folder of their own.
