@@ -1,10 +1,11 @@
-"""pe_lab.py - what pe-bench and claims share: options, files that are whole or not there, calls of
-./train and ./run, and how a command ends. No experiment lives here.
+"""pe_lab.py - what the commands of the laboratory share: options, files that are whole or not there,
+tables, calls of ./train and ./run, and how a command ends. No experiment lives here.
 """
 import argparse
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,6 +40,10 @@ def number(low, high=1 << 30):
 
 # ---- Files ---------------------------------------------------------------------------------------
 
+def read(path):
+    return Path(path).read_text(encoding="utf-8")
+
+
 def write(path, content):
     """Whole or not at all: to a temporary file beside it, renamed."""
     content = content.encode() if isinstance(content, str) else content
@@ -59,19 +64,24 @@ def write_json(path, value):
 
 
 def read_json(path):
+    """What the file holds, None if it is not there."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(read(path))
     except FileNotFoundError:
         return None
     except ValueError:
         raise Failure(f"{path}: damaged; delete it, and what it told is done again") from None
 
 
-def read_table(content):
+def parse_table(content):
     """Tab-separated rows under a header line -> a list of dictionaries."""
     lines = content.splitlines()
     names = lines[0].split("\t")
     return [dict(zip(names, line.split("\t"))) for line in lines[1:]]
+
+
+def read_table(path):
+    return parse_table(read(path))
 
 
 def write_table(path, names, rows):
@@ -93,12 +103,44 @@ def cut(text, most):
     return at
 
 
+# ---- Tables in Markdown --------------------------------------------------------------------------
+
+def markdown(header, rows):
+    """A table, for a page."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |\n"
+                   for line in lines)
+
+
+def around(page, name):
+    """The parts of a page before and after what stands between the lines <!-- name --> and
+    <!-- /name -->, each with its mark."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    parts = re.fullmatch(f"(.*^{re.escape(begin)}\n).*(^{re.escape(end)}$.*)", read(page),
+                         re.MULTILINE | re.DOTALL)
+    if not parts:
+        raise Failure(f"{page}: it has no line {begin} with a line {end} after it")
+    return parts.groups()
+
+
+def put_into(page, name, content):
+    """Replaces what stands between the two marks."""
+    before, after = around(page, name)
+    write(page, before + content + after)
+
+
 # ---- Running commands ----------------------------------------------------------------------------
 
 def check_programs():
     for program in (TRAIN, RUN):
         if not os.access(program, os.X_OK):
             raise Failure(f"{program} is not there: run make in {HERE}")
+
+
+def encoding_options(pos):
+    """"rope:rope-base=500" -> what tells ./train of it."""
+    name, *own = pos.split(":")
+    return ["--pos", name, *(f"--{option}" for option in own)]
 
 
 class Lab:
