@@ -1,7 +1,8 @@
-"""pe_lab.py - what the commands of the laboratory share: options, files that are whole or not there,
-tables, calls of ./train and ./run, and how a command ends. No experiment lives here.
+"""pe_lab.py - what the commands of the laboratory share: options, files that are whole or not
+there, tables, calls of ./train and ./run, and how a command ends. No experiment lives here.
 """
 import argparse
+import concurrent.futures
 import fcntl
 import json
 import os
@@ -107,9 +108,9 @@ def cut(text, most):
 
 def markdown(header, rows):
     """A table, for a page."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |\n"
-                   for line in lines)
+    def line(cells):
+        return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |\n"
+    return line(header) + "|" + "---|" * len(header) + "\n" + "".join(map(line, rows))
 
 
 def around(page, name):
@@ -174,6 +175,19 @@ class Lab:
             reason = said[-1].split(": ", 1)[-1] if said else f"{command[0]} ended without a word"
             raise Failure(reason, 2 if p.returncode == 2 else 1)
         return output.decode()
+
+    def each(self, calls, jobs, done):
+        """Does {key: call}, `jobs` at a time, and tells done(key, result) as they end. What goes
+        wrong ends all."""
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            keys = {pool.submit(call): key for key, call in calls.items()}
+            try:
+                for future in concurrent.futures.as_completed(keys):
+                    done(keys[future], future.result())
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.stop()
+                raise
 
     def stop(self):
         """Ends the commands that run; a training saves before it ends."""
