@@ -168,13 +168,13 @@ def finals(data):
     base = losses[data["reference"]]
     for row in data["summary"]:
         name, mean, difference, half = (row[k] for k in ("name", "mean", "difference", "half"))
-        own, k, sd = losses[name], style(data, name), row["sd"]
-        rows.append((name, [Mark(k, own.values(), mean, *around(mean, sd))]))
+        own, sd, k = losses[name], row["sd"], style(data, name)
+        rows.append((name, [Mark(k, own.values(), mean, *interval(mean, sd))]))
         pairs = [own[seed] - base[seed] for seed in own if seed in base]
         if name == data["reference"]:
             difference = half = None
         elif pairs:
-            differences.append((name, [Mark(k, pairs, difference, *around(difference, half))]))
+            differences.append((name, [Mark(k, pairs, difference, *interval(difference, half))]))
         table.append([name, row["rank"], *map(fixed, (mean, sd, difference, half)),
                       *(fixed(own.get(seed)) for seed in data["seeds"])])
     charts = [("final-loss", dots("Final loss, and its deviation", rows, "nats/token"))]
@@ -193,8 +193,8 @@ def finals(data):
                  *(f"seed {seed}" for seed in data["seeds"])], table)
 
 
-def around(mean, half):
-    """The ends of an interval, None without one."""
+def interval(mean, half):
+    """Its ends, None without one."""
     return (None, None) if half is None else (mean - half, mean + half)
 
 
@@ -202,10 +202,10 @@ def contexts(data):
     s, charts, table = data["settings"], [], []
     ctx = s["ctx"]
     refused = sorted({r["pos"] for r in data["runs"] for e in r["by_context"] if e["loss"] is None})
-    for name, stride, scored in (("windows", None, "without overlap"),
-                                 ("sliding", s["stride"], f"sliding, the last {s['stride']} scored")):
-        if stride == 0:
-            continue
+    kinds = [("windows", None, "without overlap")]
+    if s["stride"]:
+        kinds.append(("sliding", s["stride"], f"sliding, the last {s['stride']} scored"))
+    for name, stride, scored in kinds:
         series = gather(data, lambda r: [
             (e["ctx"], e["loss"]) for e in r["by_context"] if e["loss"] is not None
             and e["stride"] == (stride or e["ctx"])])
@@ -213,7 +213,7 @@ def contexts(data):
                            f"tokens in a window ({scored})", mark=ctx,
                            xticks=[(c, str(c)) for c in s["eval-ctx"]])
         if refused:
-            chart.note(f"{', '.join(refused)}: has no positions past the trained length")
+            chart.note(f"{', '.join(refused)}: no positions past the trained length")
         charts.append((f"context-{name}", chart.svg()))
         header, rows = line_table(series, "windows")
         table += [[f"{name} {row[0]}", *row[1:]] for row in rows]
@@ -322,34 +322,35 @@ def encodings(data):
 
 def attention(data):
     """Mean weight by distance in the first and the last layer, and entropy by position."""
-    weight = {"first": {}, "last": {}}
-    entropy = {}
+    weight, entropy = {"first": {}, "last": {}}, {}
     for name, rows in data["inspected"].items():
-        sums = collections.defaultdict(list)
+        values = collections.defaultdict(list)
         for r in rows:
             if r["what"] in ("weight", "entropy"):
-                sums[r["what"], int(r["layer"]), int(r["row"])].append(float(r["value"]))
-        layers = sorted({key[1] for key in sums})
-        if not layers:
+                values[r["what"], r["layer"], int(r["row"])].append(float(r["value"]))
+        if not values:
             continue
-        n = 1 + max(key[2] for key in sums)
+        layers = sorted({layer for _, layer, _ in values}, key=int)
+        n = 1 + max(row for *_, row in values)
 
-        def mean(what, some, first, last):
-            return statistics.fmean(v for layer in some for at in range(first, last + 1)
-                                    for v in sums[what, layer, at])
+        def mean(what, layers, first, last):
+            return statistics.fmean(v for layer in layers for row in range(first, last + 1)
+                                    for v in values[what, layer, row])
         for which, layer in (("first", layers[0]), ("last", layers[-1])):
             weight[which][name] = {a: [mean("weight", [layer], a, b)] for a, b in buckets(n, 1)}
         entropy[name] = {a + 1: [mean("entropy", layers, a, b)] for a, b in buckets(n)}
     if not entropy:
         return None
-    charts = [(f"attention-{which}-layer",
-               line_chart(data, f"Weight by distance, {which} layer", weight[which],
-                          "tokens back (first of a range)", "xy", ylabel="mean weight").svg())
-              for which in weight]
+    charts, table = [], []
+    for which, series in weight.items():
+        charts.append((f"attention-{which}-layer", line_chart(
+            data, f"Weight by distance, {which} layer", series,
+            "tokens back (first of a range)", "xy", ylabel="mean weight").svg()))
+        header, rows = line_table(series, "distance", lambda v: f"{v:.2g}")
+        table += [[f"{which} layer {row[0]}", *row[1:]] for row in rows]
     charts.append(("attention-entropy", line_chart(
         data, "Entropy of the weights, all layers", entropy, "first position of a range (from 1)",
         ylabel="nats").svg()))
-    tables = [line_table(weight[which], "distance", lambda v: f"{v:.2g}") for which in weight]
     return Section(
         "What attention does",
         "The mean weight that a query gives to one key so many tokens back, over all heads of a "
@@ -358,8 +359,7 @@ def attention(data):
         "A penalty by distance (alibi) forces a fall that others have to learn; without an "
         "encoding the first layer knows tokens by their content alone, and its line falls only "
         "because early queries have few keys to share their weight among.",
-        charts, tables[0][0], [[f"{which} layer {row[0]}", *row[1:]]
-                               for which, (_, rows) in zip(weight, tables) for row in rows])
+        charts, header, table)
 
 
 def scaling(data):

@@ -125,7 +125,7 @@ class Chart:
             self.parts.append(text(self.left - 6, at + 4, label, "end", "soft"))
         self.parts.append(f'<path class="axis" d="M{self.left} {self.top}V{self.bottom}'
                           f'H{self.right}"/>')
-        self.parts.append(text(self.right, self.bottom + 31, xlabel, "end"))
+        self.parts.append(text((self.left + self.right) / 2, self.bottom + 31, xlabel, "middle"))
         self.parts.append(text(2, self.top - 9, ylabel))
 
     @staticmethod
@@ -186,7 +186,7 @@ class Chart:
         for end, *_ in ends:
             places.append(max(end, lowest))
             lowest = places[-1] + LINE
-        highest = self.bottom
+        highest = self.bottom - 4
         for i in reversed(range(len(places))):
             places[i] = min(places[i], highest)
             highest = places[i] - LINE
