@@ -444,6 +444,17 @@ SECTIONS = (curves, finals, contexts, positions, encodings, attention, scaling, 
 
 # ---- The page ------------------------------------------------------------------------------------
 
+SETTINGS = ("dim", "layers", "heads", "ctx", "batch", "steps", "lr")    # what the page tells
+
+
+def subject(data):
+    return data["facts"]["name"]
+
+
+def sections(data):
+    return [section for make in SECTIONS if (section := make(data))]
+
+
 def explanation(data):
     """What the table says and does not say, in paragraphs."""
     s, facts, seeds = data["settings"], data["facts"], len(data["seeds"])
@@ -483,18 +494,18 @@ def html_table(header, rows):
             f"<tbody>{body}</tbody></table></div>")
 
 
-def overview(data):
-    """Header and rows of the printed table, as text."""
+def tables(data):
+    """(title, header, rows) of what is printed, as text."""
     keys = ("train_tok_s", "generate_tok_s", "first_ms", "train_mib")
     reference = data["reference"].split(":")[0]
     header = ["encoding", "rank", "val loss ± sd", f"− {reference} ± 95 %",
               *(f"at {c}" for c in data["beyond"]), "params", "train/s", "gen/s", "first ms", "MiB"]
-    return header, [
+    return [("", header, [
         [row["name"], str(row["rank"]), with_spread(row["mean"], row["sd"], 4),
          difference(data, row, 4), *("refused" if loss is None else fixed(loss)
                                      for loss in row["beyond"]), f"{row['params'] / 1e6:.3f}M",
          *("–" if row["speed"][key] is None else short(float(f"{row['speed'][key]:.3g}"))
-           for key in keys)] for row in data["summary"]]
+           for key in keys)] for row in data["summary"]])]
 
 
 def difference(data, row, digits):
@@ -517,39 +528,36 @@ def page_table(data):
     return header, rows
 
 
-def write_report(out, data):
-    """report.html and the SVG files."""
-    write_page(out, data, data["facts"]["name"],
-               ("dim", "layers", "heads", "ctx", "batch", "steps", "lr"),
-               [html_table(*overview(data)), *paragraphs(explanation(data))],
-               [make(data) for make in SECTIONS])
-
-
-def paragraphs(parts):
-    return [f"<p>{escape(part)}</p>" for part in parts]
-
-
-def write_page(out, data, subject, keys, lead, sections):
-    """The page of a bench on `subject`, with its settings of these keys and a lead in HTML."""
+def write_page(out, data, found):
+    """report.html and the SVG files of a bench; `found` is the module that has its SETTINGS,
+    subject, tables, explanation and sections: this one or pe_tasks."""
     def told(value):    # of each task, if they have their own
         return (", ".join(f"{task} {v}" for task, v in value.items()) if isinstance(value, dict)
                 else value)
-    settings = "; ".join(f"{key} {told(data['settings'][key])}" for key in keys)
-    parts = [f"<h1>Positional encodings on {escape(subject)}</h1>",
-             f"<p>{escape(settings)}; seeds {', '.join(map(str, data['seeds']))}.</p>", *lead]
-    for section in filter(None, sections):
+    settings = "; ".join(f"{key} {told(data['settings'][key])}" for key in found.SETTINGS)
+    title = f"Positional encodings on {found.subject(data)}"
+    parts = [f"<h1>{escape(title)}</h1>", paragraph(
+        f"{settings}; seeds {', '.join(map(str, data['seeds']))}.")]
+    for caption, header, rows in found.tables(data):
+        parts += [paragraph(caption) if caption else "", html_table(header, rows)]
+    parts += map(paragraph, found.explanation(data))
+    for section in found.sections(data):
         pictures = "".join(f"<div>{svg}</div>" for _, svg in section.charts)
-        parts.append(f"<section><h2>{escape(section.title)}</h2><p>{escape(section.see)} "
-                     f'{escape(section.why)}</p><div class="charts">{pictures}</div>'
-                     f"<details open><summary>Numbers</summary>"
+        parts.append(f"<section><h2>{escape(section.title)}</h2>"
+                     f'{paragraph(f"{section.see} {section.why}")}<div class="charts">{pictures}'
+                     "</div><details open><summary>Numbers</summary>"
                      f"{html_table(section.header, section.rows)}</details></section>")
         for name, svg in section.charts:
             write(out / f"{name}.svg", pe_svg.standalone(svg))
     write(out / "report.html", f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">
-<title>Positional encodings on {escape(subject)}</title>
+<title>{escape(title)}</title>
 <style>{PAGE}{pe_svg.css()}</style></head><body>
-{chr(10).join(parts)}
+{chr(10).join(filter(None, parts))}
 </body></html>
 """)
+
+
+def paragraph(text):
+    return f"<p>{escape(text)}</p>"

@@ -8,7 +8,7 @@ past the trained length says something only if it has learned the task within it
 import collections
 import statistics
 
-from pe_report import Section, fixed, html_table, line_chart, line_table, paragraphs, write_page
+from pe_report import Section, fixed, line_chart, line_table
 from pe_stats import fractional_ranks, mean_sd, with_spread
 
 TRAINED, LONGEST = 20, 40    # symbols of a question
@@ -20,6 +20,7 @@ LINES = {"train": 60000, "val": 2000, "far": 2000}
 FITTED = 0.95                # exact match within the trained length from which a task is learned
 SHAPE = {"dim": 128, "layers": 2, "heads": 8, "batch": 8, "train": "--hidden 64"}
 PASSES = 4                   # of a step; lines of like length share one
+SETTINGS = ("dim", "layers", "heads", "batch", "steps", "lr")    # what the page tells
 
 # What a task takes until four encodings or more have learned it, and what to look for.
 Task = collections.namedtuple("Task", "steps lr see why")
@@ -132,6 +133,10 @@ def page_table(data):
         [f"`{name}`", *(cell(name, task) for task in data["tasks"])] for name in data["names"]]
 
 
+def subject(data):
+    return "tasks: " + ", ".join(data["tasks"])
+
+
 def explanation(data):
     """What the tables say and do not say, in paragraphs."""
     s = data["settings"]
@@ -167,12 +172,3 @@ def sections(data):
             chart.note(f"not learned: {', '.join(missing)}")
         yield Section(task, TASKS[task].see, TASKS[task].why, [(f"task-{task}", chart.svg())],
                       *line_table(shown, "length", lambda v: fixed(v, 3)))
-
-
-def write_report(out, data):
-    """report.html and the SVG files."""
-    lead = [html for title, *table in tables(data) for html in
-            (*paragraphs([title]), html_table(*table))]
-    write_page(out, data, "tasks: " + ", ".join(data["tasks"]),
-               ("dim", "layers", "heads", "batch", "steps", "lr"),
-               [*lead, *paragraphs(explanation(data))], sections(data))
