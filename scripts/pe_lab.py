@@ -3,8 +3,6 @@ there, tables, calls of ./train and ./run, and how a command ends. No experiment
 """
 import argparse
 import concurrent.futures
-import fcntl
-import json
 import os
 import re
 import signal
@@ -58,20 +56,6 @@ def write(path, content):
     except OSError as e:
         e.filename = path
         raise
-
-
-def write_json(path, value):
-    write(path, json.dumps(value, indent=1) + "\n")
-
-
-def read_json(path):
-    """What the file holds, None if it is not there."""
-    try:
-        return json.loads(read(path))
-    except FileNotFoundError:
-        return None
-    except ValueError:
-        raise Failure(f"{path}: damaged; delete it, and what it told is done again") from None
 
 
 def parse_table(content):
@@ -194,18 +178,6 @@ class Lab:
         self.stopping = True
         for p in list(self.live):
             p.terminate()
-
-    def lock(self, folder):
-        """Holds a run's folder for this process and for the training that it starts, which may
-        outlive it: no two ever write there."""
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / "lock", "w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise Failure(f"{folder}: another process works on this run") from None
-        return lock
 
 
 # ---- Being a command -----------------------------------------------------------------------------
