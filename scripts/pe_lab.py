@@ -3,6 +3,7 @@ there, tables, calls of ./train and ./run, and how a command ends. No experiment
 """
 import argparse
 import concurrent.futures
+import csv
 import os
 import re
 import signal
@@ -60,9 +61,7 @@ def write(path, content):
 
 def parse_table(content):
     """Tab-separated rows under a header line -> a list of dictionaries."""
-    lines = content.splitlines()
-    names = lines[0].split("\t")
-    return [dict(zip(names, line.split("\t"))) for line in lines[1:]]
+    return list(csv.DictReader(content.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
 def read_table(path):

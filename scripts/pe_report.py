@@ -528,20 +528,20 @@ def page_table(data):
     return header, rows
 
 
-def write_page(out, data, found):
-    """report.html and the SVG files of a bench; `found` is the module that has its SETTINGS,
-    subject, tables, explanation and sections: this one or pe_tasks."""
+def write_page(out, data, module):
+    """report.html and the SVG files of a bench; `module`, this one or pe_tasks, has its SETTINGS,
+    subject, tables, explanation and sections."""
     def told(value):    # of each task, if they have their own
         return (", ".join(f"{task} {v}" for task, v in value.items()) if isinstance(value, dict)
                 else value)
-    settings = "; ".join(f"{key} {told(data['settings'][key])}" for key in found.SETTINGS)
-    title = f"Positional encodings on {found.subject(data)}"
+    settings = "; ".join(f"{key} {told(data['settings'][key])}" for key in module.SETTINGS)
+    title = f"Positional encodings on {module.subject(data)}"
     parts = [f"<h1>{escape(title)}</h1>", paragraph(
         f"{settings}; seeds {', '.join(map(str, data['seeds']))}.")]
-    for caption, header, rows in found.tables(data):
+    for caption, header, rows in module.tables(data):
         parts += [paragraph(caption) if caption else "", html_table(header, rows)]
-    parts += map(paragraph, found.explanation(data))
-    for section in found.sections(data):
+    parts += map(paragraph, module.explanation(data))
+    for section in module.sections(data):
         pictures = "".join(f"<div>{svg}</div>" for _, svg in section.charts)
         parts.append(f"<section><h2>{escape(section.title)}</h2>"
                      f'{paragraph(f"{section.see} {section.why}")}<div class="charts">{pictures}'
