@@ -27,6 +27,7 @@ import pe_report
 import pe_stats
 import pe_svg
 import pe_tasks
+from pe_stats import significant_ranks as ranks
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCH, MAKE_TASKS = ROOT / "scripts" / "pe-bench", ROOT / "scripts" / "make-tasks"
@@ -63,12 +64,12 @@ class Statistics(unittest.TestCase):
     def test_a_seed_cancels(self):
         """A common scatter far wider than the difference does not hide it."""
         a, b = spread(1, 0, 0.5, -0.4), spread(1.01, 0.0001, 0.5, -0.4001)
-        self.assertEqual(pe_stats.significant_ranks({"a": a, "b": b}), [("a", 1), ("b", 2)])
+        self.assertEqual(ranks({"a": a, "b": b}), [("a", 1), ("b", 2)])
 
     def test_noise_shares_a_rank(self):
         a, b = spread(1, 0, 0.02, -0.02), spread(1.01, 0.02, -0.02, 0)
         c = spread(2, 0.01, 0, -0.01)
-        self.assertEqual(pe_stats.significant_ranks({"c": c, "b": b, "a": a}), [("a", 1), ("b", 1), ("c", 3)])
+        self.assertEqual(ranks({"c": c, "b": b, "a": a}), [("a", 1), ("b", 1), ("c", 3)])
 
     def test_chains_share_a_rank(self):
         """a is like b and b like c, a differs from c: all three are one, d is not."""
@@ -76,25 +77,25 @@ class Statistics(unittest.TestCase):
                   "c": spread(1.04, 0, 0, 0), "d": spread(1.5, 0, 0, 0)}
         self.assertTrue(pe_stats.told_apart(losses["a"], losses["c"]))
         self.assertFalse(pe_stats.told_apart(losses["b"], losses["c"]))
-        self.assertEqual([rank for _, rank in pe_stats.significant_ranks(losses)], [1, 1, 1, 4])
+        self.assertEqual([rank for _, rank in ranks(losses)], [1, 1, 1, 4])
 
     def test_what_stands_between_equals_is_equal(self):
         """c scatters so much that it may be a: b, between them, is told from a and gets no rank."""
         losses = {"a": spread(1, 0, 0, 0), "b": spread(1.1, 0, 0, 0),
                   "c": spread(1.2, 0.3, -0.3, 0)}
         self.assertTrue(pe_stats.told_apart(losses["a"], losses["b"]))
-        self.assertEqual([rank for _, rank in pe_stats.significant_ranks(losses)], [1, 1, 1])
+        self.assertEqual([rank for _, rank in ranks(losses)], [1, 1, 1])
 
     def test_fractional_ranks(self):
         self.assertEqual(pe_stats.fractional_ranks({"a": 0.5, "b": 0.9, "c": 0.5, "d": 0.1}),
                          {"b": 1, "a": 2.5, "c": 2.5, "d": 4})
 
     def test_no_ranks_without_pairs(self):
-        self.assertEqual(pe_stats.significant_ranks({"a": {1: 1.0}, "b": {1: 2.0}}), [("a", None), ("b", None)])
-        self.assertEqual(pe_stats.significant_ranks({"a": {1: 1.0, 2: 1.0}, "b": {3: 2.0, 4: 2.0}}),
+        self.assertEqual(ranks({"a": {1: 1.0}, "b": {1: 2.0}}), [("a", None), ("b", None)])
+        self.assertEqual(ranks({"a": {1: 1.0, 2: 1.0}, "b": {3: 2.0, 4: 2.0}}),
                          [("a", 1), ("b", 1)])
         same = {1: 1.5, 2: 1.25}
-        self.assertEqual(pe_stats.significant_ranks({"a": same, "b": dict(same)}), [("a", 1), ("b", 1)])
+        self.assertEqual(ranks({"a": same, "b": dict(same)}), [("a", 1), ("b", 1)])
 
 
 class Pictures(unittest.TestCase):
