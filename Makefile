@@ -75,10 +75,10 @@ demo: all
 # PEERS=1 adds PyTorch, where python3 has it.
 bench: $(BUILD)/bench
 	@$(BUILD)/bench
-	@$(if $(PEERS),python3 scripts/bench-torch)
+	@$(if $(PEERS),python3 tests/bench-torch)
 
 lines:
-	@wc -l train.c run.c model.h posenc.c Makefile README.md tests/*.c tests/*.h tests/*.sh scripts/*
+	@find Makefile *.md *.c *.h tests scripts -maxdepth 1 -type f | sort | xargs wc -l
 
 clean:
 	rm -rf build train run

@@ -1,10 +1,11 @@
-"""pe_lab.py - what pe-bench and claims share: options, files that are whole or not there, calls of
-./train and ./run, and how a command ends. No experiment lives here.
+"""pe_lab.py - what the commands of the laboratory share: options, files that are whole or not
+there, tables, calls of ./train and ./run, and how a command ends. No experiment lives here.
 """
 import argparse
-import fcntl
-import json
+import concurrent.futures
+import csv
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,6 +40,10 @@ def number(low, high=1 << 30):
 
 # ---- Files ---------------------------------------------------------------------------------------
 
+def read(path):
+    return Path(path).read_text(encoding="utf-8")
+
+
 def write(path, content):
     """Whole or not at all: to a temporary file beside it, renamed."""
     content = content.encode() if isinstance(content, str) else content
@@ -54,24 +59,13 @@ def write(path, content):
         raise
 
 
-def write_json(path, value):
-    write(path, json.dumps(value, indent=1) + "\n")
-
-
-def read_json(path):
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except ValueError:
-        raise Failure(f"{path}: damaged; delete it, and what it told is done again") from None
-
-
-def read_table(content):
+def parse_table(content):
     """Tab-separated rows under a header line -> a list of dictionaries."""
-    lines = content.splitlines()
-    names = lines[0].split("\t")
-    return [dict(zip(names, line.split("\t"))) for line in lines[1:]]
+    return list(csv.DictReader(content.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def read_table(path):
+    return parse_table(read(path))
 
 
 def write_table(path, names, rows):
@@ -93,12 +87,44 @@ def cut(text, most):
     return at
 
 
+# ---- Tables in Markdown --------------------------------------------------------------------------
+
+def markdown(header, rows):
+    """A table, for a page."""
+    def line(cells):
+        return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |\n"
+    return line(header) + "|" + "---|" * len(header) + "\n" + "".join(map(line, rows))
+
+
+def around(page, name):
+    """The parts of a page before and after what stands between the lines <!-- name --> and
+    <!-- /name -->, each with its mark."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    parts = re.fullmatch(f"(.*^{re.escape(begin)}\n).*(^{re.escape(end)}$.*)", read(page),
+                         re.MULTILINE | re.DOTALL)
+    if not parts:
+        raise Failure(f"{page}: it has no line {begin} with a line {end} after it")
+    return parts.groups()
+
+
+def put_into(page, name, content):
+    """Replaces what stands between the two marks."""
+    before, after = around(page, name)
+    write(page, before + content + after)
+
+
 # ---- Running commands ----------------------------------------------------------------------------
 
 def check_programs():
     for program in (TRAIN, RUN):
         if not os.access(program, os.X_OK):
             raise Failure(f"{program} is not there: run make in {HERE}")
+
+
+def encoding_options(pos):
+    """"rope:rope-base=500" -> what tells ./train of it."""
+    name, *own = pos.split(":")
+    return ["--pos", name, *(f"--{option}" for option in own)]
 
 
 class Lab:
@@ -133,23 +159,24 @@ class Lab:
             raise Failure(reason, 2 if p.returncode == 2 else 1)
         return output.decode()
 
+    def each(self, calls, jobs, done):
+        """Does {key: call}, `jobs` at a time, and tells done(key, result) as they end. What goes
+        wrong ends all."""
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            keys = {pool.submit(call): key for key, call in calls.items()}
+            try:
+                for future in concurrent.futures.as_completed(keys):
+                    done(keys[future], future.result())
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.stop()
+                raise
+
     def stop(self):
         """Ends the commands that run; a training saves before it ends."""
         self.stopping = True
         for p in list(self.live):
             p.terminate()
-
-    def lock(self, folder):
-        """Holds a run's folder for this process and for the training that it starts, which may
-        outlive it: no two ever write there."""
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / "lock", "w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise Failure(f"{folder}: another process works on this run") from None
-        return lock
 
 
 # ---- Being a command -----------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""pe_report.py - what pe-bench found, as report.html and SVG files.
+"""pe_report.py - what pe-bench found on a text, as tables, report.html and SVG files.
 
 The report is one file without scripts that asks for nothing else. It is a list of SECTIONS, each a
-function of the data (see collect in pe-bench) that returns a Section, or None when the data does
-not have it. A new part of the laboratory is one more function in that list.
+function of the data (see TextBench.collect in pe-bench) that returns a Section, or None when the
+data does not have it. A new part of the laboratory is one more function in that list.
 """
 import collections
 import math
@@ -10,9 +10,10 @@ import re
 import statistics
 from html import escape
 
-import pe_stats
 import pe_svg
-from pe_svg import Chart, dots, heatmap, short
+from pe_lab import write
+from pe_stats import mean_sd, paired, significant_ranks, with_spread
+from pe_svg import Chart, Mark, dots, heatmap, short
 
 # Colours go by this list, so an encoding has its own in every picture of every report.
 ORDER = ("none", "sinusoidal", "learned", "rpe", "t5", "alibi", "rope")
@@ -42,14 +43,41 @@ table{font-size:8pt;white-space:normal}}
 
 
 def style(data, name):
-    known = name.split(":")[0]
-    if name == known and known in ORDER:
-        return ORDER.index(known)
-    return len(ORDER) + [n for n in data["names"] if n not in ORDER].index(name)
+    """Its place in pe_svg.STYLES; variants such as rope:rope-base=500 come after ORDER."""
+    others = [n for n in data["names"] if n not in ORDER]
+    at = ORDER.index(name) if name in ORDER else len(ORDER) + others.index(name)
+    return at % len(pe_svg.STYLES)
 
 
 def fixed(value, digits=4):
     return "–" if value is None else f"{value:.{digits}f}"
+
+
+# ---- Reading the results of runs -----------------------------------------------------------------
+
+def by_seed(runs, value):
+    """{name: {seed: value(run)}}, without what is None."""
+    found = {}
+    for r in runs:
+        if (v := value(r)) is not None:
+            found.setdefault(r["pos"], {})[r["seed"]] = v
+    return found
+
+
+def loss_at(run, ctx, stride):
+    """Loss of a run in windows of ctx tokens that score their last `stride` (0: all); None where
+    the encoding refuses, or none were measured."""
+    return next((e["loss"] for e in run["by_context"]
+                 if e["ctx"] == ctx and e["stride"] == (stride or ctx)), None)
+
+
+def gather(data, points):
+    """{name: {x: values of the seeds}} from the (x, value) of points(run)."""
+    series = {name: {} for name in data["names"]}
+    for r in data["runs"]:
+        for x, value in points(r):
+            series[r["pos"]].setdefault(x, []).append(value)
+    return {name: of_x for name, of_x in series.items() if of_x}
 
 
 def buckets(n, first=0):
@@ -59,42 +87,63 @@ def buckets(n, first=0):
     return [(a, b - 1) for a, b in zip(edges, edges[1:]) if a < b]
 
 
-def line_chart(data, title, series, xlabel, log="x", xticks=None, mark=None, ylabel="nats/token",
-               y=None):
+def summary(data):
+    """A dictionary for each encoding, best first, of means over its seeds: loss at the trained
+    length, paired difference to the reference, loss at longer contexts (None: refused), and by how
+    much the longest is worse than the trained length; speeds are medians."""
+    runs, stride, ctx = data["runs"], data["settings"]["stride"], data["settings"]["ctx"]
+    losses = by_seed(runs, lambda r: r["val_loss"])
+    at = {c: by_seed(runs, lambda r: loss_at(r, c, stride)) for c in (ctx, *data["beyond"])}
+    rows = []
+    for name, rank in significant_ranks(losses):
+        own = [r for r in runs if r["pos"] == name]
+        mean, sd = mean_sd(losses[name].values())
+        difference, half = paired(losses[name], losses[data["reference"]])
+        beyond = [at[c].get(name) for c in data["beyond"]]
+        rise = paired(beyond[-1], at[ctx][name]) if any(beyond[-1:]) else (None, None)
+        speed = {}
+        for key in own[0]["speed"]:
+            measured = [r["speed"][key] for r in own if r["speed"][key] is not None]
+            speed[key] = statistics.median(measured) if measured else None
+        rows.append({"name": name, "rank": rank or "–", "mean": mean, "sd": sd,
+                     "difference": difference, "half": half, "rise": rise,
+                     "beyond": [of and statistics.fmean(of.values()) for of in beyond],
+                     "params": own[0]["params"], "speed": speed})
+    return rows
+
+
+# ---- Lines and their table -----------------------------------------------------------------------
+
+def line_chart(data, title, series, xlabel, log="x", xticks=None, mark=None,
+               ylabel="loss, nats per token", y=None):
     """Lines of {name: {x: values of the seeds}}: the mean, and a band from lowest to highest."""
     xs = [x for points in series.values() for x in points]
     ys = [y for points in series.values() for values in points.values() for y in values]
     low, high = min(ys), max(ys)
     room = (high - low) * 0.05 or 0.1
     y = y or ((low * 0.9, high * 1.1) if "y" in log else (low - room, high + room))
-    chart = Chart(title, (min(xs), max(xs)), y, xlabel, ylabel, log=log, xticks=xticks)
-    for name, points in series.items():
-        order = sorted(points)
-        if len(data["seeds"]) > 1:
-            chart.band([(x, min(points[x]), max(points[x])) for x in order], style(data, name))
-    for name, points in series.items():
-        chart.line([(x, statistics.fmean(points[x])) for x in sorted(points)], style(data, name))
+    names = {name: pe_svg.shortened(name, 15) for name in series}
+    chart = Chart(title, (min(xs), max(xs)), y, xlabel, ylabel, log=log, xticks=xticks,
+                  right=32 + 7 * max(map(len, names.values())))
+    lines = [(names[name], style(data, name), sorted(series[name].items())) for name in series]
+    if len(data["seeds"]) > 1:
+        for _, k, points in lines:
+            chart.band([(x, min(values), max(values)) for x, values in points], k)
+    lines = [(name, k, [(x, statistics.fmean(values)) for x, values in points])
+             for name, k, points in lines]
+    for _, k, points in lines:
+        chart.line(points, k)
     if mark and min(xs) < mark < max(xs):
         chart.mark(mark, "trained length")
-    chart.legend([(name, style(data, name)) for name in series])
+    chart.names(lines)
     return chart
 
 
 def line_table(series, what, show=fixed):
     """Rows of means, a column for each name."""
     xs = sorted({x for points in series.values() for x in points})
-    return [what, *series], [[short(x) if not isinstance(x, str) else x,
-                              *(show(statistics.fmean(p[x])) if x in p else "–"
-                                for p in series.values())] for x in xs]
-
-
-def gather(data, pick):
-    """{name: {x: values of the seeds}} from the (x, value) that pick(result) has."""
-    series = {name: {} for name in data["names"]}
-    for r in data["runs"]:
-        for x, value in pick(r):
-            series[r["pos"]].setdefault(x, []).append(value)
-    return {name: points for name, points in series.items() if points}
+    return [what, *series], [[short(x), *(show(statistics.fmean(p[x])) if x in p else "–"
+                                          for p in series.values())] for x in xs]
 
 
 # ---- The sections --------------------------------------------------------------------------------
@@ -114,27 +163,24 @@ def curves(data):
 
 
 def finals(data):
-    by_name = {row["name"]: row for row in data["summary"]}
-    losses = gather(data, lambda r: [(r["seed"], r["val_loss"])])
+    losses = by_seed(data["runs"], lambda r: r["val_loss"])
     rows, differences, table = [], [], []
     base = losses[data["reference"]]
-    for name, row in by_name.items():
-        own, k = losses[name], style(data, name)
-        spread = (row["mean"] - row["sd"], row["mean"] + row["sd"]) if row["sd"] else (None, None)
-        rows.append((name, k, [v for (v,) in own.values()], row["mean"], *spread))
-        pairs = [own[seed][0] - base[seed][0] for seed in sorted(own) if seed in base]
-        if name != data["reference"] and pairs:
-            ends = [None if row["half"] is None else row["difference"] + sign * row["half"]
-                    for sign in (-1, 1)]
-            differences.append((name, k, pairs, row["difference"], *ends))
-        table.append([name, row["rank"] or "–", fixed(row["mean"]), fixed(row["sd"]),
-                      *("–" if name == data["reference"] else fixed(row[key])
-                        for key in ("difference", "half")),
-                      *(fixed(own[seed][0]) if seed in own else "–" for seed in data["seeds"])])
+    for row in data["summary"]:
+        name, mean, difference, half = (row[k] for k in ("name", "mean", "difference", "half"))
+        own, sd, k = losses[name], row["sd"], style(data, name)
+        rows.append((name, [Mark(k, own.values(), mean, *interval(mean, sd))]))
+        pairs = [own[seed] - base[seed] for seed in own if seed in base]
+        if name == data["reference"]:
+            difference = half = None
+        elif pairs:
+            differences.append((name, [Mark(k, pairs, difference, *interval(difference, half))]))
+        table.append([name, row["rank"], *map(fixed, (mean, sd, difference, half)),
+                      *(fixed(own.get(seed)) for seed in data["seeds"])])
     charts = [("final-loss", dots("Final loss, and its deviation", rows, "nats/token"))]
     if differences:
         charts.append(("difference", dots(f"Difference to {data['reference']}, seed by seed",
-                                          differences, "nats/token", zero=True)))
+                                          differences, "nats/token", dashed=0)))
     return Section(
         "Final loss",
         "Small marks are single seeds, large ones their means; the bar of a loss is one standard "
@@ -147,24 +193,30 @@ def finals(data):
                  *(f"seed {seed}" for seed in data["seeds"])], table)
 
 
+def interval(mean, half):
+    """Its ends, None without one."""
+    return (None, None) if half is None else (mean - half, mean + half)
+
+
 def contexts(data):
-    s, charts, joined = data["settings"], [], {}
-    ticks = [(c, str(c)) for c in s["eval-ctx"]]
+    s, charts, table = data["settings"], [], []
+    ctx = s["ctx"]
     refused = sorted({r["pos"] for r in data["runs"] for e in r["by_context"] if e["loss"] is None})
-    for sliding, name, title in (
-            (False, "context-windows", "Windows without overlap"),
-            (True, "context-sliding", f"Sliding windows, the last {s['stride']} scored")):
-        if sliding and not s["stride"]:
-            continue
+    kinds = [("windows", None, "without overlap")]
+    if s["stride"]:
+        kinds.append(("sliding", s["stride"], f"sliding, the last {s['stride']} scored"))
+    for name, stride, scored in kinds:
         series = gather(data, lambda r: [
             (e["ctx"], e["loss"]) for e in r["by_context"] if e["loss"] is not None
-            and e["stride"] == (s["stride"] if sliding else e["ctx"])])
-        chart = line_chart(data, title, series, "tokens in a window", xticks=ticks, mark=s["ctx"])
+            and e["stride"] == (stride or e["ctx"])])
+        chart = line_chart(data, f"Loss at the trained length of {ctx}, and past it", series,
+                           f"tokens in a window ({scored})", mark=ctx,
+                           xticks=[(c, str(c)) for c in s["eval-ctx"]])
         if refused:
-            chart.note(f"{', '.join(refused)}: refused past {s['ctx']}, no such positions")
-        charts.append((name, chart.svg()))
+            chart.note(f"{', '.join(refused)}: no positions past the trained length")
+        charts.append((f"context-{name}", chart.svg()))
         header, rows = line_table(series, "windows")
-        joined[title.split()[0].lower()] = rows
+        table += [[f"{name} {row[0]}", *row[1:]] for row in rows]
     return Section(
         "Loss against context length",
         "Every point scores the same tokens; right of the dashed line are lengths that were never "
@@ -172,19 +224,21 @@ def contexts(data):
         "Longer windows without overlap have fewer targets near a beginning with nothing before "
         "them, so their mean falls even if nothing far is used (the early token curse, Press et "
         "al. 2022); a sliding window scores its end alone, which is the fair comparison.",
-        charts, header, [[f"{kind} {row[0]}", *row[1:]] for kind, rows in joined.items()
-                         for row in rows])
+        charts, header, table)
 
 
 def positions(data):
-    def pick(r):
-        known = [e for e in r["by_position"] if e["loss"] is not None]
-        longest = max(e["ctx"] for e in known)
-        return [(e["from"] + 1, e["loss"]) for e in known if e["ctx"] == longest]
-    if not any(e["loss"] is not None for r in data["runs"] for e in r["by_position"]):
+    known = {(r["pos"], r["seed"]): [e for e in r["by_position"] if e["loss"] is not None]
+             for r in data["runs"]}
+    if not any(known.values()):
         return None
-    series = gather(data, pick)
-    longest = max(e["ctx"] for r in data["runs"] for e in r["by_position"])
+
+    def points(r):
+        rows = known[r["pos"], r["seed"]]
+        longest = max(e["ctx"] for e in rows)
+        return [(e["from"] + 1, e["loss"]) for e in rows if e["ctx"] == longest]
+    series = gather(data, points)
+    longest = max(e["ctx"] for rows in known.values() for e in rows)
     chart = line_chart(data, f"Windows of {longest}, or as long as allowed", series,
                        "first position of a range (from 1)", mark=data["settings"]["ctx"] + 0.5)
     return Section(
@@ -196,13 +250,11 @@ def positions(data):
         [("by-position", chart.svg())], *line_table(series, "position"))
 
 
-def matrix(rows, what, layer="-"):
+def matrix(rows, what, layer="-", axes=("row", "column")):
     """The values of one kind as a list of lists."""
-    cells = {(int(r["row"]), int(r["column"])): float(r["value"]) for r in rows
+    cells = {tuple(int(r[axis]) for axis in axes): float(r["value"]) for r in rows
              if r["what"] == what and r["layer"] == layer}
-    if not cells:
-        return None
-    height, width = (max(axis) + 1 for axis in zip(*cells))
+    height, width = (max(indices) + 1 for indices in zip(*cells))
     return [[cells.get((i, k)) for k in range(width)] for i in range(height)]
 
 
@@ -210,59 +262,51 @@ def encodings(data):
     """Heat maps of what --inspect of seed 1's model printed, whatever kinds are in it."""
     charts, table, shown = [], [], [1, 2, 4, 8, 16, 32, 64]
 
-    def add(name, kind, picture):
-        charts.append((f"encoding-{name.replace(':', '-')}-{kind}", picture))
+    def add(name, kind, title, *picture, **options):
+        charts.append((f"encoding-{name.replace(':', '-')}-{kind}",
+                       heatmap(f"{name}{title}", *picture, **options)))
 
     for name, rows in data["inspected"].items():
-        of_kind = collections.defaultdict(list)
+        kinds = collections.defaultdict(list)
         for r in rows:
-            of_kind[r["what"]].append(r)
-        distance = None    # value at distance n, for the table
-        if of_kind["embed"]:
-            add(name, "added", heatmap(f"{name}: what is added", matrix(rows, "embed"),
-                                       "dimension", "position"))
-            same = matrix(rows, "similarity")
-            add(name, "similarity", heatmap(f"{name}: cosine of two positions", same, "position",
-                                            "position", (-1, 1)))
-            distance = ("cosine to position 0", lambda n: same[n][0] if n < len(same) else None)
-        if of_kind["angle"]:
+            kinds[r["what"]].append(float(r["value"]))
+        alike = None    # what the table has: a word and the values by distance
+        if "embed" in kinds:
+            cosine = matrix(rows, "similarity")
+            add(name, "added", ": what is added", matrix(rows, "embed"), "dimension", "position")
+            add(name, "similarity", ": cosine of two positions", cosine, "position", "position",
+                (-1, 1))
+            alike = "cosine to position 0", [row[0] for row in cosine]
+        if "angle" in kinds:
             angle = matrix(rows, "angle")
-            turned = int(float(of_kind["turned"][0]["value"]))
-            add(name, "turns", heatmap(
-                f"{name}: cos of the angle ({turned} of {len(angle[0])} pairs turn once)",
-                [[math.cos(a) for a in row] for row in angle], "pair", "position", (-1, 1)))
-            waves = [float(r["value"]) for r in of_kind["wavelength"]]
-            mean = [statistics.fmean(math.cos(2 * math.pi * n / w) for w in waves)
+            mean = [statistics.fmean(math.cos(2 * math.pi * n / w) for w in kinds["wavelength"])
                     for n in range(len(angle))]
-            add(name, "similarity", heatmap(
-                f"{name}: mean cos over the pairs", [[mean[abs(p - q)] for q in range(len(mean))]
-                                                     for p in range(len(mean))],
-                "position of key", "position of query", (-1, 1)))
-            distance = ("mean cos", lambda n: mean[n] if n < len(mean) else None)
-        if of_kind["bias"]:
-            heads = collections.defaultdict(dict)
-            for r in of_kind["bias"]:
-                heads[int(r["head"])][int(r["row"])] = float(r["value"])
-            bias = [[of[n] for n in sorted(of)] for _, of in sorted(heads.items())]
+            add(name, "turns", f": cos of the angle ({kinds['turned'][0]:.0f} of {len(angle[0])} "
+                "pairs turn once)", [[math.cos(a) for a in row] for row in angle], "pair",
+                "position", (-1, 1))
+            add(name, "similarity", ": mean cos over the pairs",
+                [[mean[abs(p - q)] for q in range(len(mean))] for p in range(len(mean))],
+                "position of key", "position of query", (-1, 1))
+            alike = "mean cos", mean
+        if "bias" in kinds:
+            bias = matrix(rows, "bias", axes=("head", "row"))
             mean = [statistics.fmean(column) for column in zip(*bias)]
-            add(name, "bias", heatmap(f"{name}: added to the score", bias, "distance", "head",
-                                      height=max(24 * len(bias), 60)))
             n = min(len(mean), 128)
-            add(name, "similarity", heatmap(
-                f"{name}: the same by position, mean of the heads",
+            add(name, "bias", ": added to the score", bias, "distance", "head",
+                height=max(24 * len(bias), 60))
+            add(name, "similarity", ": the same by position, mean of the heads",
                 [[mean[p - q] if q <= p else None for q in range(n)] for p in range(n)],
-                "position of key", "position of query"))
-            distance = ("mean bias", lambda n: mean[n] if n < len(mean) else None)
-        layers = sorted({r["layer"] for r in of_kind["relative"]}, key=int)
-        for layer in dict.fromkeys(layers[:1] + layers[-1:]):
-            relative = matrix(rows, "relative", layer)
-            add(name, f"layer-{int(layer) + 1}", heatmap(
-                f"{name}, layer {int(layer) + 1}: cosine of two of its vectors", relative,
-                "distance", "distance", (-1, 1)))
-            distance = (f"cosine to distance 0, layer {int(layer) + 1}",
-                        lambda n: relative[n][0] if n < len(relative) else None)
-        if distance:
-            table.append([name, distance[0], *(fixed(distance[1](n), 3) for n in shown)])
+                "position of key", "position of query")
+            alike = "mean bias", mean
+        layers = sorted({int(r["layer"]) for r in rows if r["what"] == "relative"})
+        for layer in sorted({*layers[:1], *layers[-1:]}):
+            cosine = matrix(rows, "relative", str(layer))
+            add(name, f"layer-{layer + 1}", f", layer {layer + 1}: cosine of two of its vectors",
+                cosine, "distance", "distance", (-1, 1))
+            alike = f"cosine to distance 0, layer {layer + 1}", [row[0] for row in cosine]
+        if alike:
+            table.append([name, alike[0], *(fixed(alike[1][n], 3) if n < len(alike[1]) else "–"
+                                            for n in shown)])
     if not charts:
         return None
     return Section(
@@ -278,34 +322,35 @@ def encodings(data):
 
 def attention(data):
     """Mean weight by distance in the first and the last layer, and entropy by position."""
-    weight = {"first": {}, "last": {}}
-    entropy = {}
+    weight, entropy = {"first": {}, "last": {}}, {}
     for name, rows in data["inspected"].items():
-        sums = collections.defaultdict(list)
+        values = collections.defaultdict(list)
         for r in rows:
             if r["what"] in ("weight", "entropy"):
-                sums[r["what"], int(r["layer"]), int(r["row"])].append(float(r["value"]))
-        layers = sorted({key[1] for key in sums})
-        if not layers:
+                values[r["what"], r["layer"], int(r["row"])].append(float(r["value"]))
+        if not values:
             continue
-        n = 1 + max(key[2] for key in sums)
+        layers = sorted({layer for _, layer, _ in values}, key=int)
+        n = 1 + max(row for *_, row in values)
 
-        def mean(what, some, first, last):
-            return statistics.fmean(v for layer in some for at in range(first, last + 1)
-                                    for v in sums[what, layer, at])
+        def mean(what, layers, first, last):
+            return statistics.fmean(v for layer in layers for row in range(first, last + 1)
+                                    for v in values[what, layer, row])
         for which, layer in (("first", layers[0]), ("last", layers[-1])):
             weight[which][name] = {a: [mean("weight", [layer], a, b)] for a, b in buckets(n, 1)}
         entropy[name] = {a + 1: [mean("entropy", layers, a, b)] for a, b in buckets(n)}
     if not entropy:
         return None
-    charts = [(f"attention-{which}-layer",
-               line_chart(data, f"Weight by distance, {which} layer", weight[which],
-                          "tokens back (first of a range)", "xy", ylabel="mean weight").svg())
-              for which in weight]
+    charts, table = [], []
+    for which, series in weight.items():
+        charts.append((f"attention-{which}-layer", line_chart(
+            data, f"Weight by distance, {which} layer", series,
+            "tokens back (first of a range)", "xy", ylabel="mean weight").svg()))
+        header, rows = line_table(series, "distance", lambda v: f"{v:.2g}")
+        table += [[f"{which} layer {row[0]}", *row[1:]] for row in rows]
     charts.append(("attention-entropy", line_chart(
         data, "Entropy of the weights, all layers", entropy, "first position of a range (from 1)",
         ylabel="nats").svg()))
-    tables = [line_table(weight[which], "distance", lambda v: f"{v:.2g}") for which in weight]
     return Section(
         "What attention does",
         "The mean weight that a query gives to one key so many tokens back, over all heads of a "
@@ -314,42 +359,34 @@ def attention(data):
         "A penalty by distance (alibi) forces a fall that others have to learn; without an "
         "encoding the first layer knows tokens by their content alone, and its line falls only "
         "because early queries have few keys to share their weight among.",
-        charts, tables[0][0], [[f"{which} layer {row[0]}", *row[1:]]
-                               for which, (_, rows) in zip(weight, tables) for row in rows])
+        charts, header, table)
 
 
 def scaling(data):
-    """Hollow: scaled, filled: tuned; a small mark is a seed, a large one the mean."""
+    """Hollow: scaled, filled: tuned."""
     if not data["scaling"]:
         return None
-    s, charts, rows, rope = data["settings"], [], [], ORDER.index("rope")
-    trained = [[e["loss"] for e in r["by_context"] if e["ctx"] == s["ctx"]][-1]
-               for r in data["runs"] if r["pos"] == "rope"]
-    by_factor = collections.defaultdict(lambda: collections.defaultdict(dict))
+    s, charts, table, rope = data["settings"], [], [], ORDER.index("rope")
+    trained = by_seed(data["runs"], lambda r: loss_at(r, s["ctx"], s["stride"]))["rope"]
+    by_factor = collections.defaultdict(dict)    # {factor: {method: {"before": {seed: loss}, ...}}}
     for r in data["scaling"]:
-        by_factor[r["factor"]][r["method"]][r["seed"]] = r
+        losses = by_factor[r["factor"]].setdefault(r["method"], {"before": {}, "after": {}})
+        for when, of_seed in losses.items():
+            of_seed[r["seed"]] = r[when]
     for factor, methods in by_factor.items():
-        losses = {(method, when): {seed: r[when] for seed, r in of_seed.items()}
-                  for method, of_seed in methods.items() for when in ("before", "after")}
-        ends = [v for of_seed in losses.values() for v in of_seed.values()] + trained
-        pad = (max(ends) - min(ends)) * 0.06 or 0.1
-        chart = Chart(f"{factor} times the length: windows of {factor * s['ctx']}",
-                      (min(ends) - pad, max(ends) + pad), (len(methods), 0), "nats/token",
-                      yticks=[], height=26 * len(methods), left=70)
-        chart.mark(statistics.fmean(trained))
-        for i, method in enumerate(methods):
-            chart.parts.append(pe_svg.text(62, chart.at_y(i + 0.5) + 4, method, "end"))
-            row = [method, factor]
-            for when in ("before", "after"):
-                own = losses[method, when]
-                mean, sd = pe_stats.mean_sd(own.values())
-                unscaled = losses.get(("none", when), {}) if method != "none" else {}
-                row += map(fixed, (mean, sd, *pe_stats.paired(own, unscaled)[1:]))
-                for v in own.values():
-                    chart.dot(v, i + 0.75, rope, 2, hollow=when == "before")
-                chart.dot(mean, i + 0.5, rope, 5, hollow=when == "before")
-            rows.append(row)
-        charts.append((f"scaling-x{factor}", chart.svg()))
+        rows = []
+        for method, losses in methods.items():
+            marks, cells = [], []
+            for when, of_seed in losses.items():
+                mean, sd = mean_sd(of_seed.values())
+                unscaled = methods["none"][when] if method != "none" else {}
+                cells += map(fixed, (mean, sd, *paired(of_seed, unscaled)))
+                marks.append(Mark(rope, of_seed.values(), mean, hollow=when == "before"))
+            rows.append((method, marks))
+            table.append([method, factor, *cells])
+        charts.append((f"scaling-x{factor}", dots(
+            f"{factor} times the length: windows of {factor * s['ctx']}", rows, "nats/token",
+            dashed=statistics.fmean(trained.values()))))
     return Section(
         "RoPE past its length: scalings",
         f"The rope models with their angles scaled as they are (hollow), and after "
@@ -359,7 +396,7 @@ def scaling(data):
         "pairs back and blurs neighbours, ntk, yarn and llama3 leave fast pairs as they are, and "
         "dynamic is ntk when one window has the whole length, as here (Peng et al. 2024).",
         charts, ["method", "times", *(head for word in ("scaled", "tuned") for head in (
-            word, "sd", "− none", "± 95 %"))], rows)
+            word, "sd", "− none", "± 95 %"))], table)
 
 
 def speed(data):
@@ -369,13 +406,10 @@ def speed(data):
                 ("train_mib", "memory", "Peak memory of training", "MiB"))
     charts = []
     for key, file, title, unit in measured:
-        rows = []
-        for row in data["summary"]:
-            values = [r["speed"][key] for r in data["runs"]
-                      if r["pos"] == row["name"] and r["speed"][key] is not None]
-            rows.append((row["name"], style(data, row["name"]), values, row["speed"][key], None,
-                         None))
-        if any(values for _, _, values, *_ in rows):
+        values = by_seed(data["runs"], lambda r: r["speed"][key])
+        rows = [(row["name"], [Mark(style(data, row["name"]), values.get(row["name"], {}).values(),
+                                    row["speed"][key])]) for row in data["summary"]]
+        if values:
             charts.append((file, dots(title, rows, unit, start=0)))
     prompt = data["runs"][0]["speed"]["prompt_tokens"]
     return Section(
@@ -409,6 +443,17 @@ SECTIONS = (curves, finals, contexts, positions, encodings, attention, scaling, 
 
 
 # ---- The page ------------------------------------------------------------------------------------
+
+SETTINGS = ("dim", "layers", "heads", "ctx", "batch", "steps", "lr")    # what the page tells
+
+
+def subject(data):
+    return data["facts"]["name"]
+
+
+def sections(data):
+    return [section for make in SECTIONS if (section := make(data))]
+
 
 def explanation(data):
     """What the table says and does not say, in paragraphs."""
@@ -449,57 +494,70 @@ def html_table(header, rows):
             f"<tbody>{body}</tbody></table></div>")
 
 
-def overview(data):
-    """Header and rows of the printed table, as text."""
-    def with_spread(value, spread, sign=""):
-        return f"{value:{sign}.4f}" + ("" if spread is None else f" ± {spread:.4f}")
+def tables(data):
+    """(title, header, rows) of what is printed, as text."""
     keys = ("train_tok_s", "generate_tok_s", "first_ms", "train_mib")
     reference = data["reference"].split(":")[0]
     header = ["encoding", "rank", "val loss ± sd", f"− {reference} ± 95 %",
               *(f"at {c}" for c in data["beyond"]), "params", "train/s", "gen/s", "first ms", "MiB"]
-    return header, [
-        [row["name"], str(row["rank"] or "–"), with_spread(row["mean"], row["sd"]),
-         "–" if row["name"] == data["reference"] or row["difference"] is None else
-         with_spread(row["difference"], row["half"], "+"),
-         *("refused" if loss is None else fixed(loss) for loss in row["beyond"]),
-         f"{row['params'] / 1e6:.3f}M",
+    return [("", header, [
+        [row["name"], str(row["rank"]), with_spread(row["mean"], row["sd"], 4),
+         difference(data, row, 4), *("refused" if loss is None else fixed(loss)
+                                     for loss in row["beyond"]), f"{row['params'] / 1e6:.3f}M",
          *("–" if row["speed"][key] is None else short(float(f"{row['speed'][key]:.3g}"))
-           for key in keys)] for row in data["summary"]]
+           for key in keys)] for row in data["summary"]])]
 
 
-def write(out, data, save):
-    """report.html and the SVG files; save(path, content) writes one."""
-    page(out, data, data["facts"]["name"],
-         ("dim", "layers", "heads", "ctx", "batch", "steps", "lr"),
-         [html_table(*overview(data)), *paragraphs(explanation(data))],
-         [make(data) for make in SECTIONS], save)
+def difference(data, row, digits):
+    if row["name"] == data["reference"] or row["difference"] is None:
+        return "–"
+    return with_spread(row["difference"], row["half"], digits, "+")
 
 
-def paragraphs(parts):
-    return [f"<p>{escape(part)}</p>" for part in parts]
+def page_table(data):
+    """Header and rows of the table for a page."""
+    ctx, far = data["settings"]["ctx"], data["beyond"][-1:]
+    header = ["`--pos`", "rank", f"loss at L = {ctx}", f"− `{data['reference']}`",
+              *(f"{c // ctx}L" for c in far)]
+    rows = []
+    for row in data["summary"]:
+        rise, half = row["rise"]
+        cells = [with_spread(row["mean"], row["sd"], 3), difference(data, row, 3),
+                 *("refused" if rise is None else with_spread(rise, half, 3, "+") for _ in far)]
+        rows.append([f"`{row['name']}`", row["rank"], *(c.replace("-", "−") for c in cells)])
+    return header, rows
 
 
-def page(out, data, subject, keys, lead, sections, save):
-    """The page of a bench on `subject`, with its settings of these keys and a lead in HTML."""
+def write_page(out, data, module):
+    """report.html and the SVG files of a bench; `module`, this one or pe_tasks, has its SETTINGS,
+    subject, tables, explanation and sections."""
     def told(value):    # of each task, if they have their own
         return (", ".join(f"{task} {v}" for task, v in value.items()) if isinstance(value, dict)
                 else value)
-    settings = "; ".join(f"{key} {told(data['settings'][key])}" for key in keys)
-    parts = [f"<h1>Positional encodings on {escape(subject)}</h1>",
-             f"<p>{escape(settings)}; seeds {', '.join(map(str, data['seeds']))}.</p>", *lead]
-    for section in filter(None, sections):
+    settings = "; ".join(f"{key} {told(data['settings'][key])}" for key in module.SETTINGS)
+    title = f"Positional encodings on {module.subject(data)}"
+    parts = [f"<h1>{escape(title)}</h1>", paragraph(
+        f"{settings}; seeds {', '.join(map(str, data['seeds']))}.")]
+    for caption, header, rows in module.tables(data):
+        parts += [paragraph(caption) if caption else "", html_table(header, rows)]
+    parts += map(paragraph, module.explanation(data))
+    for section in module.sections(data):
         pictures = "".join(f"<div>{svg}</div>" for _, svg in section.charts)
-        parts.append(f"<section><h2>{escape(section.title)}</h2><p>{escape(section.see)} "
-                     f'{escape(section.why)}</p><div class="charts">{pictures}</div>'
-                     f"<details open><summary>Numbers</summary>"
+        parts.append(f"<section><h2>{escape(section.title)}</h2>"
+                     f'{paragraph(f"{section.see} {section.why}")}<div class="charts">{pictures}'
+                     "</div><details open><summary>Numbers</summary>"
                      f"{html_table(section.header, section.rows)}</details></section>")
         for name, svg in section.charts:
-            save(out / f"{name}.svg", pe_svg.standalone(svg))
-    save(out / "report.html", f"""<!DOCTYPE html>
+            write(out / f"{name}.svg", pe_svg.standalone(svg))
+    write(out / "report.html", f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">
-<title>Positional encodings on {escape(subject)}</title>
+<title>{escape(title)}</title>
 <style>{PAGE}{pe_svg.css()}</style></head><body>
-{chr(10).join(parts)}
+{chr(10).join(filter(None, parts))}
 </body></html>
 """)
+
+
+def paragraph(text):
+    return f"<p>{escape(text)}</p>"

@@ -1,4 +1,4 @@
-"""pe_stats.py - the statistics of pe-bench: spread over seeds, paired differences, ranks.
+"""pe_stats.py - the statistics of the laboratory: spread over seeds, paired differences, ranks.
 
 Two runs with one seed have the same initial weights and see the same windows in the same order, so
 what a seed does to both cancels in their difference. Compared are therefore differences seed by
@@ -20,26 +20,26 @@ def mean_sd(values):
 
 
 def paired(a, b):
-    """Difference a - b of two {seed: loss} over the seeds that both have.
+    """Difference a - b of two {seed: loss} over the n seeds that both have.
 
-    Returns their number n, the mean difference, and half the width of its 95 % interval,
-    t(n - 1) sd / sqrt(n); what n does not allow is None.
+    Returns the mean difference, and half the width of its 95 % interval, t(n - 1) sd / sqrt(n);
+    what n does not allow is None.
     """
     differences = [a[seed] - b[seed] for seed in sorted(a) if seed in b]
     n = len(differences)
     if not n:
-        return 0, None, None
+        return None, None
     mean, sd = mean_sd(differences)
-    return n, mean, T975[min(n - 1, len(T975)) - 1] * sd / math.sqrt(n) if n > 1 else None
+    return mean, None if sd is None else T975[min(n - 1, len(T975)) - 1] * sd / math.sqrt(n)
 
 
 def told_apart(a, b):
     """Whether the 95 % interval of the paired difference excludes 0; with 1 seed there is none."""
-    _, mean, half = paired(a, b)
+    mean, half = paired(a, b)
     return half is not None and abs(mean) > half
 
 
-def ranks(losses):
+def significant_ranks(losses):
     """{name: {seed: loss}} -> [(name, rank)], best mean first.
 
     Being inside the noise is not transitive: a may be like b and b like c though a differs from c.
@@ -48,8 +48,8 @@ def ranks(losses):
     apart share a rank, whatever stands between them. A rank is 1 + the number of encodings above
     its group. With one seed nothing is told apart and there is no rank, None.
     """
-    order = sorted(losses, key=lambda name: (mean_sd(losses[name].values())[0], name))
-    if max((len(of_seed) for of_seed in losses.values()), default=0) < 2:
+    order = sorted(losses, key=lambda name: (statistics.fmean(losses[name].values()), name))
+    if max(map(len, losses.values())) < 2:
         return [(name, None) for name in order]
     result, rank = [], 1
     for i, name in enumerate(order):
@@ -59,31 +59,15 @@ def ranks(losses):
     return result
 
 
-def summary(runs, reference, contexts, stride):
-    """The rows of the printed table, best first, from the results of all runs that did not fail.
+def fractional_ranks(values):
+    """{name: value} -> {name: rank}: 1 is the largest, and equal ones share the mean of theirs."""
+    def rank(value):
+        larger = sum(other > value for other in values.values())
+        equal = sum(other == value for other in values.values())
+        return larger + (1 + equal) / 2
+    return {name: rank(value) for name, value in values.items()}
 
-    A row: name rank n mean sd difference half beyond params train generate first peak; `beyond`
-    is the mean loss at each of `contexts`, scored with `stride`, None where it was refused or not
-    measured. Speeds are medians over the seeds.
-    """
-    losses = {}
-    for r in runs:
-        losses.setdefault(r["pos"], {})[r["seed"]] = r["val_loss"]
-    rows = []
-    for name, rank in ranks(losses):
-        own = [r for r in runs if r["pos"] == name]
-        mean, sd = mean_sd(losses[name].values())
-        _, difference, half = paired(losses[name], losses.get(reference, {}))
-        beyond = []
-        for ctx in contexts:
-            at = [e["loss"] for r in own for e in r["by_context"]
-                  if e["ctx"] == ctx and e["stride"] == (stride or ctx) and e["loss"] is not None]
-            beyond.append(statistics.fmean(at) if at else None)
-        speed = {}
-        for key in own[0]["speed"]:
-            measured = [r["speed"][key] for r in own if r["speed"][key] is not None]
-            speed[key] = statistics.median(measured) if measured else None
-        rows.append({"name": name, "rank": rank, "n": len(own), "mean": mean, "sd": sd,
-                     "difference": difference, "half": half, "beyond": beyond,
-                     "params": own[0]["params"], "speed": speed})
-    return rows
+
+def with_spread(value, spread, digits, sign=""):
+    """"1.234 ± 0.056"; without a spread the value alone."""
+    return f"{value:{sign}.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")

@@ -6,12 +6,14 @@ them once, a file of its own (standalone) carries them too, and both follow the 
 dark theme. Colours are written out, without variables, which programs for slides do not know.
 """
 import base64
+import collections
 import math
 import struct
 import zlib
 from html import escape
 
 WIDTH, TEXT = 380, 12
+LINE = 15    # from one line of text to the next
 
 # Colour on light and on dark, dash, marker. The hues are those of Okabe and Ito (2008), which the
 # colour-blind tell apart, without the yellow, which white swallows; lightened for dark pages.
@@ -20,6 +22,12 @@ STYLES = (("#6b6b6b", "#b5b5b5", "", "circle"), ("#2a9bd6", "#9adcff", "7 3", "s
           ("#b4508c", "#f0a5d2", "5 2", "down"), ("#d04a00", "#ff8650", "3 2", "cross"),
           ("#0055a8", "#5aa5ff", "", "plus"), ("#7a5c28", "#cdb07a", "1 2", "circle"),
           ("#5e4fa2", "#b9abff", "11 4", "square"), ("#8a8a00", "#d8d84a", "6 2 1 2", "diamond"))
+
+# Markers as paths around 0, of size 4: from the centre to the edge.
+MARKERS = {"circle": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z", "square": "M-4 -4h8v8h-8z",
+           "diamond": "M0 -5L5 0L0 5L-5 0z", "up": "M0 -4L4 4H-4z", "down": "M0 4L4 -4H-4z",
+           "plus": "M-1.5 -4h3v2.5h2.5v3h-2.5v2.5h-3v-2.5h-2.5v-3h2.5z",
+           "cross": "M-4 -3l1 -1L0 -1L3 -4l1 1L1 0L4 3l-1 1L0 1L-3 4l-1 -1L-1 0z"}
 
 
 def css():
@@ -34,7 +42,7 @@ def css():
              ".line{fill:none;stroke-width:2}.band{stroke:none;fill-opacity:.16}"
              ".grid,.axis{stroke-width:1;fill:none}.pixels{image-rendering:pixelated}"
              ".mark{stroke-width:1;stroke-dasharray:4 3;fill:none}"
-             ".hollow{fill-opacity:0;stroke-width:2}")
+             ".hollow{fill-opacity:0;stroke-width:2}svg .title{font-size:14px;font-weight:600}")
     light = theme("#1a1a1a", "#5c5c5c", "#e2e2e2", "#ffffff", 0)
     dark = theme("#ececec", "#a8a8a8", "#3a3a3a", "#161616", 1)
     return f"{light}\n@media screen and (prefers-color-scheme:dark){{\n{dark}\n}}\n{fixed}"
@@ -57,6 +65,12 @@ def short(value):
     return f"{value + 0.0:.4g}".replace("-", "−")    # + 0.0: no minus before a zero
 
 
+def shortened(name, most):
+    """In at most so many characters, for which its middle gives way."""
+    head = most // 3
+    return name if len(name) <= most else f"{name[:head]}…{name[head + 1 - most:]}"
+
+
 def nice_ticks(low, high, most=6):
     """Round numbers (1, 2 or 5 times a power of ten apart) from low to high, at most `most`."""
     step = 10 ** math.floor(math.log10(max(high - low, 1e-12) / most))
@@ -75,18 +89,9 @@ def log_ticks(low, high):
 
 def marker(style, x, y, size=4, hollow=False):
     """The marker of a style around a point."""
-    kind = STYLES[style % len(STYLES)][3]
-    s = size
-    shape = {"square": f"M{-s} {-s}h{2 * s}v{2 * s}h{-2 * s}z", "diamond": f"M0 {-s - 1}L{s + 1} 0 "
-             f"0 {s + 1} {-s - 1} 0z", "up": f"M0 {-s}L{s} {s}H{-s}z",
-             "down": f"M0 {s}L{s} {-s}H{-s}z",
-             "cross": f"M{-s} {-s + 1}l1 -1 {s - 1} {s - 1} {s - 1} {-s + 1} 1 1 {-s + 1} {s - 1} "
-             f"{s - 1} {s - 1} -1 1 {-s + 1} {-s + 1} {-s + 1} {s - 1} -1 -1 {s - 1} {-s + 1}z",
-             "plus": f"M-1.5 {-s}h3v{s - 1.5}h{s - 1.5}v3h{1.5 - s}v{s - 1.5}h-3v{1.5 - s}"
-             f"h{1.5 - s}v-3h{s - 1.5}z",
-             "circle": f"M{-s} 0a{s} {s} 0 1 0 {2 * s} 0a{s} {s} 0 1 0 {-2 * s} 0z"}[kind]
-    return (f'<path class="s{style % len(STYLES)}{" hollow" if hollow else ""}" '
-            f'transform="translate({x:.1f} {y:.1f})" d="{shape}"/>')
+    return (f'<path class="s{style}{" hollow" if hollow else ""}" '
+            f'transform="translate({x:.1f} {y:.1f}) scale({size / 4})" '
+            f'd="{MARKERS[STYLES[style][3]]}"/>')
 
 
 def text(x, y, content, anchor="start", kind="ink"):
@@ -102,30 +107,33 @@ class Chart:
     """
 
     def __init__(self, title, x, y, xlabel, ylabel="", log="", xticks=None, yticks=None,
-                 height=200, left=52):
-        self.title, self.left, self.top, self.right = title, left, 42, WIDTH - 14
+                 height=200, left=52, right=14):
+        self.title, self.left, self.top, self.right = title, left, 42, WIDTH - right
         self.bottom = self.top + height
         self.log, self.x, self.y = log, x, y
         self.parts, self.below = [], self.bottom + 36
-        if xticks is None:
-            xticks = log_ticks(*x) if "x" in log else nice_ticks(*x)
-        if yticks is None:
-            yticks = log_ticks(*y) if "y" in log else nice_ticks(*y)
-        room = self.left - 1e9
-        for value, label in (t if isinstance(t, tuple) else (t, short(t)) for t in xticks):
+        room = -math.inf
+        for value, label in self.ticks(xticks, *x, "x" in log):
             at, half = self.at_x(value), 3.4 * len(label)
             self.parts.append(f'<path class="grid" d="M{at:.1f} {self.top}V{self.bottom}"/>')
             if at - half >= room and at + half <= WIDTH:    # labels that would touch are left out
                 self.parts.append(text(at, self.bottom + 15, label, "middle", "soft"))
                 room = at + half + 5
-        for value, label in (t if isinstance(t, tuple) else (t, short(t)) for t in yticks):
+        for value, label in self.ticks(yticks, *y, "y" in log):
             at = self.at_y(value)
             self.parts.append(f'<path class="grid" d="M{self.left} {at:.1f}H{self.right}"/>')
             self.parts.append(text(self.left - 6, at + 4, label, "end", "soft"))
         self.parts.append(f'<path class="axis" d="M{self.left} {self.top}V{self.bottom}'
                           f'H{self.right}"/>')
-        self.parts.append(text(self.right, self.bottom + 31, xlabel, "end"))
+        self.parts.append(text((self.left + self.right) / 2, self.bottom + 31, xlabel, "middle"))
         self.parts.append(text(2, self.top - 9, ylabel))
+
+    @staticmethod
+    def ticks(given, low, high, log):
+        """(number, text) of an axis."""
+        if given is None:
+            given = log_ticks(low, high) if log else nice_ticks(low, high)
+        return [t if isinstance(t, tuple) else (t, short(t)) for t in given]
 
     @staticmethod
     def place(value, low, high, log):
@@ -142,26 +150,23 @@ class Chart:
     def path(self, points):
         return "M" + "L".join(f"{self.at_x(x):.1f} {self.at_y(y):.1f}" for x, y in points)
 
-    def line(self, points, style, markers=True):
-        dash = STYLES[style % len(STYLES)][2]
-        dash = f' stroke-dasharray="{dash}"' if dash else ""
-        self.parts.append(f'<path class="s{style % len(STYLES)} line"{dash} '
+    def line(self, points, style):
+        self.parts.append(f'<path class="s{style} line" stroke-dasharray="{STYLES[style][2]}" '
                           f'd="{self.path(points)}"/>')
-        for x, y in points if markers else ():
-            self.parts.append(marker(style, self.at_x(x), self.at_y(y), 3.5))
+        for x, y in points:
+            self.dot(x, y, style, 3.5)
 
     def band(self, points, style):
         """Between the (x, low, high) of points."""
         edge = [(x, low) for x, low, _ in points] + [(x, high) for x, _, high in reversed(points)]
-        self.parts.append(f'<path class="s{style % len(STYLES)} band" '
-                          f'd="{self.path(edge)}z"/>')
+        self.parts.append(f'<path class="s{style} band" d="{self.path(edge)}z"/>')
 
     def dot(self, x, y, style, size=4, hollow=False):
         self.parts.append(marker(style, self.at_x(x), self.at_y(y), size, hollow))
 
-    def bar(self, low, high, y, style, width=2):
+    def bar(self, low, high, y, style):
         """A horizontal line from low to high."""
-        self.parts.append(f'<path class="s{style % len(STYLES)}" style="stroke-width:{width}" '
+        self.parts.append(f'<path class="s{style}" stroke-width="2" '
                           f'd="{self.path([(low, y), (high, y)])}"/>')
 
     def mark(self, x, label=""):
@@ -172,20 +177,25 @@ class Chart:
         self.parts.append(text(at + (4 if anchor == "start" else -4), self.top + 8, label, anchor,
                                "soft"))
 
-    def legend(self, entries):
-        """(label, style) beneath the axes, as many in a row as fit."""
-        x, y = 4, self.below + 12
-        for label, style in entries:
-            wide = 34 + 6.8 * len(label)
-            if x + wide > WIDTH and x > 4:
-                x, y = 4, y + 18
-            dash = STYLES[style % len(STYLES)][2]
-            self.parts.append(f'<path class="s{style % len(STYLES)}" stroke-width="2" '
-                              f'stroke-dasharray="{dash}" d="M{x} {y - 4}h24"/>')
-            self.parts.append(marker(style, x + 12, y - 4, 3.5))
-            self.parts.append(text(x + 29, y, label))
-            x += wide + 8
-        self.below = y + 6
+    def names(self, lines):
+        """Names lines to the right of the axes, in the order of their ends, each beside its own
+        as far as the others leave room; (name, style, points) of each."""
+        ends = sorted((self.at_y(points[-1][1]), self.at_x(points[-1][0]), style, name)
+                      for name, style, points in lines)
+        places, lowest = [], self.top
+        for end, *_ in ends:
+            places.append(max(end, lowest))
+            lowest = places[-1] + LINE
+        highest = self.bottom - 4
+        for i in reversed(range(len(places))):
+            places[i] = min(places[i], highest)
+            highest = places[i] - LINE
+        for (y, x, style, name), place in zip(ends, places):
+            if x > self.right - 1:    # what ends earlier has no way to its name
+                self.parts.append(f'<path class="s{style}" fill="none" '
+                                  f'd="M{x + 4:.1f} {y:.1f}L{self.right + 15} {place:.1f}"/>')
+            self.parts.append(marker(style, self.right + 19, place))
+            self.parts.append(text(self.right + 27, place + 4, name))
 
     def note(self, line):
         self.parts.append(text(4, self.below + 12, line, kind="soft"))
@@ -194,33 +204,37 @@ class Chart:
     def svg(self):
         height = self.below + 4
         return (f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img">'
-                f'<title>{escape(self.title)}</title>{text(2, 14, self.title)}'
+                f'<title>{escape(self.title)}</title>{text(2, 14, self.title, kind="ink title")}'
                 f'{"".join(self.parts)}</svg>')
 
 
-def dots(title, rows, xlabel, zero=False, reference=None, start=None):
-    """One row per (label, style, values, mean, low, high): values small, mean large, a bar from
-    low to high (None: no bar). `zero` marks 0, `reference` is a (value, word), `start` is where
+# What `dots` shows in a row: small values, a large mean, a bar from low to high.
+Mark = collections.namedtuple("Mark", "style values mean low high hollow",
+                              defaults=(None, None, False))
+
+
+def dots(title, rows, xlabel, dashed=None, start=None):
+    """A row for each (label, list of Mark). `dashed` is where a dashed line stands, `start` where
     the axis begins."""
-    shown = [v for _, _, values, *rest in rows for v in [*values, *rest] if v is not None]
-    shown += [0] if zero else [reference[0]] if reference else []
+    shown = [v for _, marks in rows for m in marks for v in (*m.values, m.mean, m.low, m.high)]
+    shown = [v for v in (*shown, dashed) if v is not None]
     low, high = min(shown), max(shown)
     pad = (high - low) * 0.06 or abs(high) * 0.06 or 1
     low = low - pad if start is None else start
-    wide = max(len(label) for label, *_ in rows)
-    chart = Chart(title, (low, high + pad), (len(rows), 0), xlabel, log="", yticks=[],
-                  height=24 * len(rows) + 4, left=min(16 + 7 * wide, 150))
-    if zero or reference:
-        chart.mark(*((0, "") if zero else reference))
-    for i, (label, style, values, mean, first, last) in enumerate(rows):
-        y = i + 0.5
-        chart.parts.append(text(chart.left - 8, chart.at_y(y) + 4, label, "end"))
-        if first is not None:
-            chart.bar(first, last, y, style)
-        for v in values:
-            chart.dot(v, y + 0.25, style, 2)
-        if mean is not None:
-            chart.dot(mean, y, style, 5)
+    rows = [(shortened(label, 19), marks) for label, marks in rows]
+    chart = Chart(title, (low, high + pad), (len(rows), 0), xlabel, yticks=[],
+                  height=24 * len(rows) + 4, left=16 + 7 * max(len(label) for label, _ in rows))
+    if dashed is not None:
+        chart.mark(dashed)
+    for y, (label, marks) in enumerate(rows):
+        chart.parts.append(text(chart.left - 8, chart.at_y(y + 0.5) + 4, label, "end"))
+        for m in marks:
+            if m.low is not None:
+                chart.bar(m.low, m.high, y + 0.5, m.style)
+            for v in m.values:
+                chart.dot(v, y + 0.75, m.style, 2, m.hollow)
+            if m.mean is not None:
+                chart.dot(m.mean, y + 0.5, m.style, 5, m.hollow)
     return chart.svg()
 
 

@@ -8,8 +8,8 @@ past the trained length says something only if it has learned the task within it
 import collections
 import statistics
 
-from pe_report import Section, fixed, html_table, line_chart, line_table, page, paragraphs
-from pe_stats import mean_sd
+from pe_report import Section, fixed, line_chart, line_table
+from pe_stats import fractional_ranks, mean_sd, with_spread
 
 TRAINED, LONGEST = 20, 40    # symbols of a question
 # The corpora of a task, for make-tasks. Short lines are trained more often: they teach what a task
@@ -20,6 +20,7 @@ LINES = {"train": 60000, "val": 2000, "far": 2000}
 FITTED = 0.95                # exact match within the trained length from which a task is learned
 SHAPE = {"dim": 128, "layers": 2, "heads": 8, "batch": 8, "train": "--hidden 64"}
 PASSES = 4                   # of a step; lines of like length share one
+SETTINGS = ("dim", "layers", "heads", "batch", "steps", "lr")    # what the page tells
 
 # What a task takes until four encodings or more have learned it, and what to look for.
 Task = collections.namedtuple("Task", "steps lr see why")
@@ -69,28 +70,29 @@ def shares(by_length):
     return result
 
 
-def places(values):
-    """{name: value} -> {name: place}, 1 is the largest; equal ones share the mean of theirs."""
-    return {a: 1 + sum(v > values[a] for v in values.values())
-            + sum(v == values[a] for name, v in values.items() if name != a) / 2 for a in values}
-
-
 def collect(settings, runs, notes):
     """All that is told, from the results of finished runs."""
-    of_task = collections.defaultdict(lambda: collections.defaultdict(dict))
-    for r in runs:
-        of_task[r["task"]][r["pos"]][r["seed"]] = shares(r["by_length"])
-    tasks = [name for name in TASKS if name in of_task]
-    names = list(dict.fromkeys(r["pos"] for r in runs))
-    inside, beyond = {}, {}    # (name, task) -> values of the seeds
-    for task in tasks:
-        for name, of_seed in of_task[task].items():
-            inside[name, task] = [first for first, _ in of_seed.values()]
-            beyond[name, task] = [last for _, last in of_seed.values() if last is not None]
-    fitted = {key: statistics.fmean(values) >= FITTED for key, values in inside.items()}
-    return {"settings": settings, "runs": runs, "names": names, "tasks": tasks, "notes": notes,
+    inside, beyond = collections.defaultdict(list), collections.defaultdict(list)
+    for r in runs:    # (name, task) -> values of the seeds
+        first, last = shares(r["by_length"])
+        inside[r["pos"], r["task"]].append(first)
+        if last is not None:
+            beyond[r["pos"], r["task"]].append(last)
+    found = {task for _, task in inside}
+    return {"settings": settings, "runs": runs, "notes": notes,
+            "names": list(dict.fromkeys(name for name, _ in inside)),
+            "tasks": [task for task in TASKS if task in found],
             "seeds": sorted({r["seed"] for r in runs}), "inside": inside, "beyond": beyond,
-            "fitted": fitted}
+            "fitted": {key: statistics.fmean(v) >= FITTED for key, v in inside.items()}}
+
+
+def percent(values):
+    """Mean and deviation."""
+    return with_spread(*mean_sd([100 * v for v in values]), 0) if values else "–"
+
+
+def bracketed(data, name, tasks, cell):
+    return cell if all(data["fitted"][name, task] for task in tasks) else f"({cell})"
 
 
 def tables(data):
@@ -99,29 +101,40 @@ def tables(data):
     result = []
     for title, kind in ((f"exact match in %, lengths up to {TRAINED}", "inside"),
                         (f"exact match in %, lengths {TRAINED + 1} to {LONGEST}", "beyond")):
-        values = {key: v for key, v in data[kind].items() if v}
-        names = data["names"]
-        means = {key: statistics.fmean(v) for key, v in values.items()}
-        of_task = {task: places({name: means[name, task] for name in names
-                                 if (name, task) in means}) for task in data["tasks"]}
+        means = {task: {name: statistics.fmean(values) for name in data["names"]
+                        if (values := data[kind].get((name, task)))} for task in data["tasks"]}
+        ranks = {task: fractional_ranks(of_name) for task, of_name in means.items()}
         rows = []
-        for name in names:
-            row = [name]
-            for task in data["tasks"]:
-                if (name, task) not in values:
-                    row.append("–")
-                    continue
-                mean, sd = mean_sd(values[name, task])
-                cell = f"{100 * mean:.0f}" + ("" if sd is None else f" ± {100 * sd:.0f}")
-                row.append(cell if data["fitted"][name, task] else f"({cell})")
-            own = [task for task in data["tasks"] if (name, task) in means]
-            whole = len(own) == len(data["tasks"])
-            mean = f"{100 * statistics.fmean(means[name, t] for t in own):.0f}" if whole else "–"
-            rank = f"{statistics.fmean(of_task[t][name] for t in own):.1f}" if whole else "–"
-            bracket = whole and not all(data["fitted"][name, t] for t in own)
-            rows.append(row + [f"({v})" if bracket else v for v in (mean, rank)])
+        for name in data["names"]:
+            measured = [task for task in data["tasks"] if name in means[task]]
+            row = [name] + [
+                bracketed(data, name, [task], percent(data[kind][name, task]))
+                if task in measured else "–" for task in data["tasks"]]
+            if measured == data["tasks"]:
+                mean = f"{100 * statistics.fmean(means[task][name] for task in measured):.0f}"
+                rank = f"{statistics.fmean(ranks[task][name] for task in measured):.1f}"
+                row += [bracketed(data, name, measured, cell) for cell in (mean, rank)]
+            else:
+                row += ["–", "–"]
+            rows.append(row)
         result.append((title, ["encoding", *data["tasks"], "mean", "rank"], rows))
     return result
+
+
+def page_table(data):
+    """Header and rows of the table for a page: "within / beyond", without deviations of 0."""
+    def cell(name, task):
+        if (name, task) not in data["inside"]:
+            return "–"
+        both = (percent(data[kind].get((name, task))) for kind in ("inside", "beyond"))
+        return bracketed(data, name, [task],
+                         " / ".join(part.removesuffix(" ± 0") for part in both))
+    return ["`--pos`", *data["tasks"]], [
+        [f"`{name}`", *(cell(name, task) for task in data["tasks"])] for name in data["names"]]
+
+
+def subject(data):
+    return "tasks: " + ", ".join(data["tasks"])
 
 
 def explanation(data):
@@ -144,29 +157,18 @@ def explanation(data):
 
 
 def sections(data):
-    for name in data["tasks"]:
-        series = {pos: {} for pos in data["names"]}
+    for task in data["tasks"]:
+        series = {name: collections.defaultdict(list) for name in data["names"]
+                  if (name, task) in data["inside"]}
         for r in data["runs"]:
-            for length, _, exact in r["by_length"] if r["task"] == name else ():
-                series[r["pos"]].setdefault(length, []).append(exact)
-        series = {pos: points for pos, points in series.items() if points}
-        task = TASKS[name]
+            for length, _, exact in r["by_length"] if r["task"] == task else ():
+                series[r["pos"]][length].append(exact)
         # what is not learned is told so where its line is looked up
-        shown = {pos if data["fitted"][pos, name] else f"({pos})": points
-                 for pos, points in series.items()}
-        chart = line_chart(data, f"{name}: exact match", series, "symbols of the question", log="",
+        shown = {bracketed(data, name, [task], name): points for name, points in series.items()}
+        chart = line_chart(data, f"{task}: exact match", series, "symbols of the question", log="",
                            mark=TRAINED + 0.5, ylabel="share of lines", y=(-0.05, 1.05))
-        missing = [pos for pos in series if not data["fitted"][pos, name]]
+        missing = [name for name in series if not data["fitted"][name, task]]
         if missing:
             chart.note(f"not learned: {', '.join(missing)}")
-        yield Section(name, task.see, task.why, [(f"task-{name}", chart.svg())],
+        yield Section(task, TASKS[task].see, TASKS[task].why, [(f"task-{task}", chart.svg())],
                       *line_table(shown, "length", lambda v: fixed(v, 3)))
-
-
-def write(out, data, save):
-    """report.html and the SVG files; save(path, content) writes one."""
-    lead = [html for title, *table in tables(data) for html in
-            (*paragraphs([title]), html_table(*table))]
-    page(out, data, "tasks: " + ", ".join(data["tasks"]),
-         ("dim", "layers", "heads", "batch", "steps", "lr"),
-         [*lead, *paragraphs(explanation(data))], sections(data), save)

@@ -3,8 +3,6 @@ and a trained one with tiny models.
 
     python3 tests/test_claims.py        after make; prints "N passed, N failed"
 """
-import contextlib
-import io
 import shutil
 import signal
 import subprocess
@@ -160,12 +158,29 @@ class Sayings(unittest.TestCase):
         self.assertEqual(dict(zip(claims.HEADER, row)), {
             "name": c.name, "saying": c.saying, "verdict": "not decided here", "numbers": "a | b",
             "explanation": c.why, "command": "scripts/claims rope_is_best", "place": c.place})
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            claims.markdown([claims.Done(c, claims.Finding(None, "a | b"), None, None)])
-        self.assertIn("| a \\| b |", printed.getvalue())
+        table = claims.markdown([claims.Done(c, claims.Finding(None, "a | b"), None, None)])
+        self.assertIn("| a \\| b |", table)
         self.assertFalse(any("\t" in cell or "\n" in cell for c in claims.CLAIMS.values()
                              for cell in (c.saying, c.why)))
+
+    def test_into_a_page(self):
+        """The whole table goes between the marks, and nothing else changes; without them a line
+        says so before anything is trained."""
+        page = self.dir / "page.md"
+        page.write_text("before\n<!-- claims -->\nold\n<!-- /claims -->\nafter\n")
+        result = self.claims("--into", page)
+        self.assertEqual((result.returncode, result.stdout), (0, ""), result.stderr)
+        text = page.read_text()
+        self.assertRegex(text, r"^before\n<!-- claims -->\n\| saying \| verdict \|")
+        self.assertTrue(text.endswith("|\n<!-- /claims -->\nafter\n"))
+        table = text.splitlines()[2:-2]
+        self.assertEqual(len(table), 2 + len(claims.CLAIMS))
+        self.assertEqual({line.count("`") for line in table[2:]}, {2})
+        self.assertEqual(self.claims().stdout, "".join(f"{line}\n" for line in table))
+        page.write_text("<!-- /claims -->\n<!-- claims -->\n")
+        self.refused(self.claims("--into", page, out="x"), 1, "page.md", "<!-- claims -->")
+        self.assertFalse((self.dir / "x").exists())
+        self.refused(self.claims("--into", page, "small_base", out="x"), 2, "--into")
 
     def test_list(self):
         result = self.claims("--list")

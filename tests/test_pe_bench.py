@@ -22,20 +22,17 @@ import zlib
 from pathlib import Path
 
 import harness    # finds the modules of scripts/
+import pe_lab
 import pe_report
 import pe_stats
 import pe_svg
 import pe_tasks
+from pe_stats import significant_ranks as ranks
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCH, MAKE_TASKS = ROOT / "scripts" / "pe-bench", ROOT / "scripts" / "make-tasks"
-pe_bench = harness.load("pe-bench")
-
-CAN = subprocess.run([ROOT / "run", "--help"], capture_output=True, text=True).stdout
 TINY = ("--dim 16 --heads 2 --layers 1 --ctx 16 --batch 2 --steps 12 --tokenizer bytes --threads 1 "
         "--pos none,learned,rope --seeds 2 --factors 2 --held 2000").split()
-
-
 INTERRUPTED = (130, "pe-bench: interrupted; the same command goes on from here")
 COPIED = [">dwt=dwt", ">gmlq=gmlq", ">ucavl=ucavl"]
 
@@ -56,23 +53,23 @@ class Statistics(unittest.TestCase):
             self.assertAlmostEqual(area, 0.475, delta=5e-5, msg=f"{df} degrees of freedom")
 
     def test_paired(self):
-        n, mean, half = pe_stats.paired({1: 3, 2: 5, 3: 7, 9: 0}, {1: 2, 2: 3, 3: 4, 8: 0})
-        self.assertEqual((n, mean), (3, 2))    # differences 1, 2, 3: standard deviation 1
+        mean, half = pe_stats.paired({1: 3, 2: 5, 3: 7, 9: 0}, {1: 2, 2: 3, 3: 4, 8: 0})
+        self.assertEqual(mean, 2)    # differences 1, 2, 3: standard deviation 1
         self.assertAlmostEqual(half, 4.303 / math.sqrt(3))
-        self.assertEqual(pe_stats.paired({1: 3}, {1: 2}), (1, 1, None))
-        self.assertEqual(pe_stats.paired({1: 3}, {2: 2}), (0, None, None))
+        self.assertEqual(pe_stats.paired({1: 3}, {1: 2}), (1, None))
+        self.assertEqual(pe_stats.paired({1: 3}, {2: 2}), (None, None))
         self.assertEqual(pe_stats.mean_sd([2, 4]), (3, math.sqrt(2)))
         self.assertEqual(pe_stats.mean_sd([2]), (2, None))
 
     def test_a_seed_cancels(self):
         """A common scatter far wider than the difference does not hide it."""
         a, b = spread(1, 0, 0.5, -0.4), spread(1.01, 0.0001, 0.5, -0.4001)
-        self.assertEqual(pe_stats.ranks({"a": a, "b": b}), [("a", 1), ("b", 2)])
+        self.assertEqual(ranks({"a": a, "b": b}), [("a", 1), ("b", 2)])
 
     def test_noise_shares_a_rank(self):
         a, b = spread(1, 0, 0.02, -0.02), spread(1.01, 0.02, -0.02, 0)
         c = spread(2, 0.01, 0, -0.01)
-        self.assertEqual(pe_stats.ranks({"c": c, "b": b, "a": a}), [("a", 1), ("b", 1), ("c", 3)])
+        self.assertEqual(ranks({"c": c, "b": b, "a": a}), [("a", 1), ("b", 1), ("c", 3)])
 
     def test_chains_share_a_rank(self):
         """a is like b and b like c, a differs from c: all three are one, d is not."""
@@ -80,21 +77,25 @@ class Statistics(unittest.TestCase):
                   "c": spread(1.04, 0, 0, 0), "d": spread(1.5, 0, 0, 0)}
         self.assertTrue(pe_stats.told_apart(losses["a"], losses["c"]))
         self.assertFalse(pe_stats.told_apart(losses["b"], losses["c"]))
-        self.assertEqual([rank for _, rank in pe_stats.ranks(losses)], [1, 1, 1, 4])
+        self.assertEqual([rank for _, rank in ranks(losses)], [1, 1, 1, 4])
 
     def test_what_stands_between_equals_is_equal(self):
         """c scatters so much that it may be a: b, between them, is told from a and gets no rank."""
         losses = {"a": spread(1, 0, 0, 0), "b": spread(1.1, 0, 0, 0),
                   "c": spread(1.2, 0.3, -0.3, 0)}
         self.assertTrue(pe_stats.told_apart(losses["a"], losses["b"]))
-        self.assertEqual([rank for _, rank in pe_stats.ranks(losses)], [1, 1, 1])
+        self.assertEqual([rank for _, rank in ranks(losses)], [1, 1, 1])
+
+    def test_fractional_ranks(self):
+        self.assertEqual(pe_stats.fractional_ranks({"a": 0.5, "b": 0.9, "c": 0.5, "d": 0.1}),
+                         {"b": 1, "a": 2.5, "c": 2.5, "d": 4})
 
     def test_no_ranks_without_pairs(self):
-        self.assertEqual(pe_stats.ranks({"a": {1: 1.0}, "b": {1: 2.0}}), [("a", None), ("b", None)])
-        self.assertEqual(pe_stats.ranks({"a": {1: 1.0, 2: 1.0}, "b": {3: 2.0, 4: 2.0}}),
+        self.assertEqual(ranks({"a": {1: 1.0}, "b": {1: 2.0}}), [("a", None), ("b", None)])
+        self.assertEqual(ranks({"a": {1: 1.0, 2: 1.0}, "b": {3: 2.0, 4: 2.0}}),
                          [("a", 1), ("b", 1)])
         same = {1: 1.5, 2: 1.25}
-        self.assertEqual(pe_stats.ranks({"a": same, "b": dict(same)}), [("a", 1), ("b", 1)])
+        self.assertEqual(ranks({"a": same, "b": dict(same)}), [("a", 1), ("b", 1)])
 
 
 class Pictures(unittest.TestCase):
@@ -114,8 +115,9 @@ class Pictures(unittest.TestCase):
         chart = pe_report.line_chart(self.data, "a < b & c", series, "x", mark=1.5)
         chart.note("a note")
         pictures = [chart.svg(), pe_svg.heatmap("h", [[0, -1], [0.5, None]], "x", "y"),
-                    pe_svg.dots("d", [("one", 0, [1, 2], 1.5, 1, 2),
-                                      ("two", 9, [3], 3, None, None)], "x", zero=True)]
+                    pe_svg.dots("d", [("one", [pe_svg.Mark(0, [1, 2], 1.5, 1, 2)]),
+                                      ("two", [pe_svg.Mark(9, [3], 3, hollow=True)])], "x",
+                                dashed=0)]
         for svg in pictures:
             root = xml.etree.ElementTree.fromstring(pe_svg.standalone(svg))
             self.assertTrue(root.tag.endswith("svg"))
@@ -196,8 +198,8 @@ class Sections(unittest.TestCase):
         self.assertIsNone(pe_report.attention({**data, "inspected": {}}))
 
     def test_scaling(self):
-        data = {"settings": {"ctx": 16, "tune-steps": 2}, "runs": [
-            {"pos": "rope", "seed": seed, "by_context": [{"ctx": 16, "loss": 1.5}]}
+        data = {"settings": {"ctx": 16, "stride": 8, "tune-steps": 2}, "runs": [
+            {"pos": "rope", "seed": seed, "by_context": [{"ctx": 16, "stride": 8, "loss": 1.5}]}
             for seed in (1, 2)],
                 "scaling": [{"method": method, "factor": factor, "ctx": 16 * factor, "seed": seed,
                              "before": 3.0 - better * seed, "after": 2.0} for factor in (2, 4)
@@ -326,10 +328,6 @@ class TaskReport(unittest.TestCase):
                                               ("b", "copy", 0.9, None), ("b", "count", 0.95, None))
             for seed, shift in ((1, 0), (2, 0.01))]
 
-    def test_places(self):
-        self.assertEqual(pe_tasks.places({"a": 0.5, "b": 0.9, "c": 0.5, "d": 0.1}),
-                         {"b": 1, "a": 2.5, "c": 2.5, "d": 4})
-
     def test_shares(self):
         self.assertEqual(pe_tasks.shares([[10, 30, 1.0], [20, 10, 0.6], [21, 1, 0.5],
                                           [40, 3, 0.1]]), [0.9, 0.2])
@@ -342,6 +340,8 @@ class TaskReport(unittest.TestCase):
         self.assertEqual(inside, [["a", "96 ± 1", "100 ± 0", "98", "1.0"],
                                   ["b", "(90 ± 1)", "95 ± 0", "(93)", "(2.0)"]])
         self.assertEqual(beyond, [["a", "50 ± 0", "20 ± 0", "35", "1.0"], ["b", *"––––"]])
+        self.assertEqual(pe_tasks.page_table(data), (["`--pos`", "copy", "count"], [
+            ["`a`", "96 ± 1 / 50", "100 / 20"], ["`b`", "(90 ± 1 / –)", "95 / –"]]))
         told = " ".join(pe_tasks.explanation(data))
         self.assertIn("copy by 1, count by 2", told)
         self.assertIn("a note", told)
@@ -470,17 +470,15 @@ class Benches(Outside):
         self.assertEqual([row[2:4] for row in rows[:2]], [["1", "32"], ["2", "64"]])
         names, rows = self.table("first", "by-context.tsv")
         self.assertEqual(names, "pos seed stride ctx tokens loss ppl bits_per_byte".split())
-        sliding = "--stride" in CAN
-        self.assertEqual(len(rows), 6 * (8 if sliding else 4))
+        self.assertEqual(len(rows), 6 * 8)
         self.assertEqual({row[3] for row in rows if row[5] == "refused"}, {"32", "64"})
         self.assertEqual({row[0] for row in rows if row[5] == "refused"}, {"learned"})
         self.assertEqual(len({row[4] for row in rows if row[5] != "refused"}), 1)    # same targets
         names, rows = self.table("first", "by-position.tsv")
         self.assertEqual([row[3:5] for row in rows if row[:3] == ["none", "1", "8"]],
                          [["0", "0"], ["1", "1"], ["2", "3"], ["4", "7"]])
-        tuned = sliding and "--rope-scaling" in CAN
         rows = self.table("first", "scaling.tsv")[1]
-        self.assertEqual([row[2] for row in rows], ["1", "2"] * 6 * tuned)    # every seed
+        self.assertEqual([row[2] for row in rows], ["1", "2"] * 6)    # every seed
 
     def test_losses_are_those_of_run(self):
         """What stands in the tables is what ./run says of the model on the held-out text."""
@@ -494,7 +492,7 @@ class Benches(Outside):
         self.assertEqual((out / "train.txt").read_bytes() + held, self.text.read_bytes())
 
     def test_report(self):
-        self.plain_page("first", 5 + 2 * ("--inspect" in CAN) + ("--rope-scaling" in CAN))
+        self.plain_page("first", 8)
 
     def test_again_trains_nothing(self):
         models = {path: path.stat().st_mtime_ns for path in self.dir.glob("first/runs/*/model.bin")}
@@ -517,6 +515,36 @@ class Benches(Outside):
         said = subprocess.run(collect, cwd=self.dir, check=True, capture_output=True, text=True)
         self.assertIn("± 95 %", said.stdout)
         self.assertEqual(len(self.table("second", "finals.tsv")[1]), 5)
+
+    def test_into_a_page(self):
+        """A table with the numbers of the TSV files goes between the marks; without them a line
+        says so."""
+        page = self.dir / "page.md"
+        page.write_text("a\n<!-- pe-bench first -->\n<!-- /pe-bench first -->\n"
+                        "<!-- pe-bench other -->\nkept\n<!-- /pe-bench other -->\n")
+        said = self.call("--out", "first", "--collect", "--into", page)
+        self.assertEqual((said.returncode, said.stderr), (0, ""))
+        before, begin, header, rule, *rows, end = page.read_text().splitlines()[:8]
+        self.assertEqual((before, begin, end), ("a", "<!-- pe-bench first -->",
+                                                "<!-- /pe-bench first -->"))
+        self.assertEqual(header, "| `--pos` | rank | loss at L = 16 | − `rope` | 4L |")
+        cells = {row.split("|")[1].strip(): row.split("|")[2:-1] for row in rows}
+        self.assertEqual(set(cells), {"`none`", "`learned`", "`rope`"})
+        self.assertEqual(cells["`learned`"][3].strip(), "refused")
+        self.assertEqual(cells["`rope`"][2].strip(), "–")
+        losses = [float(row[2]) for row in self.table("first", "finals.tsv")[1] if row[0] == "none"]
+        mean, sd = pe_stats.mean_sd(losses)
+        self.assertEqual(cells["`none`"][1].strip(), f"{mean:.3f} ± {sd:.3f}")
+        rows = self.table("first", "by-context.tsv")[1]
+        at = [{row[1]: float(row[5]) for row in rows if row[0] == "none" and row[2:4] == ["8", ctx]}
+              for ctx in ("64", "16")]
+        mean, half = pe_stats.paired(*at)
+        self.assertEqual(cells["`none`"][3].strip(), f"{mean:+.3f} ± {half:.3f}".replace("-", "−"))
+        self.assertTrue(page.read_text().endswith("\nkept\n<!-- /pe-bench other -->\n"))
+        page.write_text("nothing\n")
+        self.refused(self.call("--out", "first", "--collect", "--into", page), 1, "page.md",
+                     "<!-- pe-bench first -->")
+        self.refused(self.bench("--out", "x", "--into", "absent.md"), 1, "absent.md: No such file")
 
     def test_interrupted_goes_on(self):
         """Stopped in the middle of a training, and once more by kill -9: the same numbers."""
@@ -687,17 +715,17 @@ class TaskBenches(Outside):
 class Cut(unittest.TestCase):
     def test_size(self):
         def held(n, most=1 << 16):
-            return n - pe_bench.cut(b"x" * n, most)
+            return n - pe_lab.cut(b"x" * n, most)
         self.assertEqual([held(n) for n in (400_000, 10_000_000, 100_000, 20_000)],
                          [40_000, 1 << 16, 1 << 14, 5_000])
         self.assertEqual(held(400_000, 1000), 1000)
 
     def test_place(self):
         text = b"a line of text\n" * 10000
-        self.assertEqual(text[pe_bench.cut(text, 1 << 16) - 1:][:2], b"\na")
+        self.assertEqual(text[pe_lab.cut(text, 1 << 16) - 1:][:2], b"\na")
         text = "ä€😀".encode() * 20000
         for size in range(70000, 70010):
-            text[pe_bench.cut(text, size):].decode()
+            text[pe_lab.cut(text, size):].decode()
 
 
 if __name__ == "__main__":
