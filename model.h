@@ -155,7 +155,11 @@ typedef struct {                  // an arena: the layout of parameters, gradien
 } Params;
 
 /* A vocabulary with llama2.c's rules, or the 256 bytes themselves. */
-typedef struct { const char *text; int length; float score; } Piece;    // not terminated
+typedef struct {
+    const char *text; int length; // not terminated
+    float score;                  // of two merges, the higher comes first
+    int byte;                     // the one that a piece such as <0x41> stands for, else -1
+} Piece;
 typedef struct {
     int size;                     // entries; 256 for bytes
     int bytes;                    // 1: a token is a byte, and the rest is unused
@@ -338,14 +342,14 @@ void file_check_writable(const char *path);
 
 /* ---- Options, errors, threads, time, random numbers ------------------------------------------ */
 
-typedef struct {                  // exactly one of the pointers is set; it holds the default, which
-                                  //   --help shows unless it is NaN, below min, or a .u
+typedef struct {
     const char *name; char letter;
     const char *arg, *help;       // arg: what the value is called in --help, NULL for a switch
-    int *i; double *f; uint64_t *u; const char **s; int *on;
+    int *i; double *f; uint64_t *u; const char **s; int *on;    // one of them: where the value
+                                  //   goes, now the default; NaN and what is below min say none
     double min, max;              // limits of a number; max above 1 of an .s: so many may be given,
                                   //   s[0], s[1], ...
-    int given;                    // not 0: it was on the command line; of an .s: how often
+    int given;                    // how often it was on the command line
     const char *const *words;     // an .f that is given as a word: its place in this list
 } Option;
 
@@ -356,26 +360,24 @@ int options_parse(Option *options, int argc, char **argv, void (*help)(void));
 /* A line for each of the first n, with its default, on stdout. */
 void options_help(const Option *options, int n);
 
-/* The encodings' own options, at the end of a table that has room for MOST_POS_OPTIONS and is zero
-   from there on: adds them (encodings may share a name), lists them with their encodings for
-   --help, and writes those that were given into a config; exits 2 if its encoding has no such one,
-   else returns how many they were.
-   `trained`: only those that leave the parameters of a model what they are. */
+/* The encodings' own options are rows at the end of that table, which has room for MOST_POS_OPTIONS
+   and is zero from there on; with `trained` only those that leave a model's parameters alone. */
 enum { MOST_POS_OPTIONS = 64 };
-void options_add_pos(Option *end, int trained);
-void options_help_pos(int trained);
+void options_add_pos(Option *end, int trained);    // adds them; encodings may share a name
+void options_help_pos(int trained);                // lists them under their encodings
+/* Writes those that were given into c and returns how many; exits 2 if c->pos has no such one. */
 int options_apply_pos(Config *c, const Option *added);
-/* How the value of an option is written: a word or a number. Valid until the fourth call from
-   here. */
+/* A word or a number, as one writes it; valid until the fourth call from here. */
 const char *pos_option_text(const PosOption *o, double value);
 
-/* First thing in main: sets the name that stands before every message. With GNU OpenMP on Linux it
-   may start the program again, with a limit on how long threads spin (see there). */
+/* First thing in main: the name that stands before every message. May start the program again, with
+   a limit on how long threads spin (see there). */
 void program_begin(const char *name, char **argv);
 /* Prints "program: message" and exits with the code, after what is on its way to stdout. */
 _Noreturn void die(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void output_check(void);          // flushes standard output; exits 1 if it could not be written
-void *xmalloc(size_t bytes);      // zeroed, 64-byte aligned; without memory exits 1 with the size
+void *xmalloc(size_t bytes);      // zeroed up to the next multiple of 64 bytes, and aligned to 64;
+                                  //   exits 1 if there is no memory
 
 int threads_set(int n);           // 0: OMP_NUM_THREADS, else all processors. Returns the number.
 extern const char *const threads_kind;    // "OpenMP" or why there is one thread
@@ -493,7 +495,10 @@ void *xmalloc(size_t bytes)
 }
 
 /* Big blocks of malloc are not in memory before they are written, unlike xmalloc's. */
-static void *xrealloc(void *p, size_t bytes) { return allocated(realloc(p, bytes + !bytes), bytes); }
+static void *xrealloc(void *p, size_t bytes)
+{
+    return allocated(realloc(p, bytes + !bytes), bytes);
+}
 
 /* Makes room for `need` items of an array that is appended to. */
 static void *grow(void *p, size_t *room, size_t need, size_t item)
@@ -2558,22 +2563,12 @@ static inline int *piece_slot(const Tokenizer *t, const char *s, size_t n)
 
 static int piece_find(const Tokenizer *t, const char *s, size_t n) { return *piece_slot(t, s, n); }
 
-/* The byte that a piece such as <0x41> stands for, or -1: read, written again and compared. */
-static int piece_byte(const Piece *p)
-{
-    char same[8];
-    if (p->length != 6 || memcmp(p->text, "<0x", 3) || p->text[5] != '>') return -1;
-    const int byte = (int)strtol(p->text + 3, NULL, 16) & 255;
-    snprintf(same, sizeof same, "<0x%02X>", byte);
-    return memcmp(p->text, same, 6) ? -1 : byte;
-}
-
 static void tokenizer_parse(Tokenizer *t, const char *file, size_t size, const char *path)
 {
     size_t room = 0;
     *t = (Tokenizer){ .file = memcpy(xmalloc(size), file, size), .file_size = size };
     for (size_t at = 4; at < size;) {
-        Piece p = { .length = -1 };
+        Piece p = { .length = -1, .byte = -1 };
         if (size - at >= 8) {
             memcpy(&p.score, t->file + at, 4);
             memcpy(&p.length, t->file + at + 4, 4);
@@ -2591,15 +2586,18 @@ static void tokenizer_parse(Tokenizer *t, const char *file, size_t size, const c
     for (t->n_slots = 64; t->n_slots < 2 * (size_t)t->size; t->n_slots *= 2) {}
     t->slots = xmalloc(t->n_slots * sizeof *t->slots);
     memset(t->slots, -1, t->n_slots * sizeof *t->slots);
-    memset(t->byte_id, -1, sizeof t->byte_id);
-    for (int id = 0; id < t->size; id++) {    // of equal pieces the first counts
+    for (int id = 0; id < t->size; id++) {
         const Piece *p = &t->piece[id];
         int *slot = piece_slot(t, p->text, (size_t)p->length);
-        if (*slot < 0) *slot = id;
-        const int byte = piece_byte(p);
-        if (byte >= 0 && t->byte_id[byte] < 0) t->byte_id[byte] = id;
+        if (*slot < 0) *slot = id;    // of equal pieces the first counts
         for (int i = 0; i + 1 < p->length; i++)
             t->joined[(uint8_t)p->text[i]][(uint8_t)p->text[i + 1]] = 1;
+    }
+    for (int byte = 0; byte < 256; byte++) {
+        char name[8];
+        snprintf(name, sizeof name, "<0x%02X>", byte);
+        const int id = t->byte_id[byte] = piece_find(t, name, 6);
+        if (id >= 0) t->piece[id].byte = byte;
     }
 }
 
@@ -2763,7 +2761,7 @@ int *tokenizer_encode(const Tokenizer *t, const char *text, size_t length, size_
 const char *tokenizer_decode(const Tokenizer *t, int token, int first, int *length)
 {
     static char byte[256];
-    const int value = t->bytes ? token : piece_byte(&t->piece[token]);
+    const int value = t->bytes ? token : t->piece[token].byte;
     if (value >= 0) {
         byte[value] = (char)value;
         *length = !(first && !t->bytes && value == ' ');
@@ -2843,7 +2841,7 @@ typedef struct {                  // offset
 enum { VERSION = 2, SHAPE_BYTES = 9 * sizeof(int32_t) };
 static const char MAGIC[8] = { 'P', 'O', 'S', 'E', 'N', 'C', 0x1a, '\n' };
 _Static_assert(sizeof(Header) == 384 && sizeof(TrainState) == 15 * 8, "they have no holes");
-_Static_assert(offsetof(Config, start_token) + sizeof(int) == SHAPE_BYTES, "a Config begins so too");
+_Static_assert(offsetof(Config, start_token) + sizeof(int) == SHAPE_BYTES, "so begins a Config");
 
 /* Eight lanes of h = (h ^ word) * odd, each step a bijection, so that no single changed word can
    go unnoticed. */
@@ -2860,19 +2858,18 @@ static uint64_t checksum_block(const uint8_t *p, size_t bytes)
     return h;
 }
 
-/* Of one block its sum, of several the sum of their sums. */
 uint64_t checksum(const void *data, size_t bytes)
 {
     enum { BLOCK = 1 << 20 };
     const size_t blocks = div_up(bytes, BLOCK);
-    uint64_t *sums = xmalloc((blocks + 1) * sizeof *sums);
+    if (blocks == 1) return checksum_block(data, bytes);
+    uint64_t *sums = xmalloc(blocks * sizeof *sums);    // whose sum is that of the whole
     #pragma omp parallel for schedule(static) if (blocks > 1)
     for (long b = 0; b < (long)blocks; b++) {
         const size_t at = (size_t)b * BLOCK;
         sums[b] = checksum_block((const uint8_t *)data + at, min_size(BLOCK, bytes - at));
     }
-    if (blocks != 1) sums[0] = checksum_block((uint8_t *)sums, blocks * sizeof *sums);
-    const uint64_t sum = sums[0];
+    const uint64_t sum = checksum_block((uint8_t *)sums, blocks * sizeof *sums);
     free(sums);
     return sum;
 }
@@ -2917,8 +2914,8 @@ size_t text_append(Text *text, const char *path)
         die(1, "%s: the text is UTF-16; save it as UTF-8", path);
     if (!strncmp(from, "\xEF\xBB\xBF", 3)) from += 3;
     for (; from < end; from++) {
-        if (*from == '\r') converted++;
-        if (*from == '\r' && from[1] == '\n') from++;
+        converted += *from == '\r';
+        if (*from == '\r' && from[1] == '\n') continue;
         *to++ = *from == '\r' ? '\n' : *from;
     }
     *to = 0;
@@ -3152,18 +3149,16 @@ void options_help(const Option *options, int n)
     }
 }
 
-/* Reads `text` as the value of o, which `shown` is the name of. */
+/* Reads `text` as the value of o, whose name, as it was written, is `shown`. */
 static void option_value(Option *o, const char *shown, const char *text)
 {
     char *end = NULL;
     double value = 0;
     if (o->s) {
-        if (o->max > 1 && o->given >= o->max) die(2, "%s can be given %g times", shown, o->max);
-        o->s[o->max > 1 ? o->given : 0] = text;
-        o->given++;
+        if (o->max > 1 && o->given > o->max) die(2, "%s can be given %g times", shown, o->max);
+        o->s[o->max > 1 ? o->given - 1 : 0] = text;
         return;
     }
-    o->given = 1;
     if (o->words) {
         int k = 0;
         while (o->words[k] && strcasecmp(o->words[k], text)) k++;
@@ -3206,8 +3201,9 @@ int options_parse(Option *options, int argc, char **argv, void (*help)(void))
         const char *value = arg[length] ? arg + length + 1 : o->arg ? argv[++i] : NULL;
         if (!o->arg && value) die(2, "%s takes no value", shown);
         if (o->arg && !value) die(2, "%s needs a value (%s)", shown, o->arg);
+        o->given++;
         if (o->arg) option_value(o, shown, value);
-        else *o->on = o->given = 1;
+        else *o->on = 1;
     }
     return n;
 }
