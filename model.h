@@ -45,7 +45,7 @@ enum { POS_OPTIONS = 8 };
 
 typedef struct PosEnc PosEnc;
 
-typedef struct {                  // the shape of a model; saved with it
+typedef struct {                  // the shape of a model; its numbers are saved in this order
     int dim;                      // width of the residual stream
     int hidden_dim;               // width of the SwiGLU layer
     int n_layers, n_heads;
@@ -2539,7 +2539,8 @@ int sample(const float *logits, int V, float temperature, int top_k, float top_p
 }
 
 /* ---- Tokenizer ----------------------------------------------------------------------------------
-   Reading a vocabulary, then text to tokens, then tokens to text. tokenizer.bin, little endian:
+   First a vocabulary is read. Then text becomes tokens: it is cut into runs (encoder_run), and the
+   pairs of a run are merged, best first (merge_run). Last, tokens become text. tokenizer.bin:
        offset  size  meaning
        0       4     length of the longest entry, int32
        then for every entry, up to the end of the file:
@@ -2627,7 +2628,7 @@ typedef struct Symbol {
     size_t winner;                // of match i, see play
 } Symbol;
 
-static void pair_find(Encoder *e, size_t i)
+static void pair_find(Encoder *e, size_t i)    // what symbol i and the next one make
 {
     Symbol *a = &e->symbols[i], *b = a + a->length;
     a->merged = a->id < 0 || b->id < 0 ? -1
@@ -2635,10 +2636,18 @@ static void pair_find(Encoder *e, size_t i)
     if (a->merged >= 0) a->score = e->t->piece[a->merged].score;
 }
 
-/* Which pair merges next is decided by a tournament of the n symbols. Match k, for 0 < k < n, is
-   between the winners of matches 2k and 2k + 1, where n + i is symbol i itself. The better score
-   wins, of equals the leftmost; so the winner of match 1 is the best of all, and a symbol that has
-   changed plays log n matches again. */
+/* Which pair merges next is decided by a tournament of the n bytes of the run, each for the symbol
+   that begins there. Match k, for 0 < k < n, is between the winners of matches 2k and 2k + 1, where
+   n + i is byte i itself; with n = 4:
+
+            match 1
+           /       \
+       match 2   match 3
+        /  \      /  \
+       0    1    2    3
+
+   The better score wins, of equals the leftmost. So the winner of match 1 is the best of all, and
+   when a symbol changes, only the matches above it, log2(n) of them, are played again. */
 static size_t player(const Encoder *e, size_t k)
 {
     return k < e->run.n ? e->symbols[k].winner : k - e->run.n;
@@ -2684,7 +2693,7 @@ static size_t character_length(const char *s, size_t left)
     return n;
 }
 
-/* Appends a character to the run: a symbol, or one for each of its bytes if it is no piece. */
+/* Appends a character to the run: one symbol, or one for each byte if it is no piece. */
 static void character_add(Encoder *e, const char *text, size_t n)
 {
     const int id = piece_find(e->t, text, n);
@@ -2812,8 +2821,8 @@ Example *examples_find(const Tokenizer *t, const char *mark, const int *tokens, 
 }
 
 /* ---- Files --------------------------------------------------------------------------------------
-   Texts, then saving a model, then loading one, of ours or of llama2.c. All files are little
-   endian. A model.bin is a header of 384 bytes, and behind it
+   Checksums, reading files, saving a model, loading one (ours or llama2.c's). Every size is checked
+   before it is used. Files are little endian. A model.bin is the Header below and, behind it,
        v      the vocabulary, a tokenizer.bin, zero padded to a multiple of 64
        4 n    the parameters, float32, in the order of params_layout: token_embedding; for every
               layer rms_att wq wk wv wo rms_ffn w1 w3 w2 and the block of the encoding; rms_final;
