@@ -81,17 +81,20 @@ typedef struct {                  // an arena: the layout of parameters, gradien
 
 /* A vocabulary with llama2.c's rules, or the 256 bytes themselves. */
 typedef struct {
+    const char *text; int length; // not terminated
+    float score;                  // of two merges, the higher comes first
+    int byte;                     // the one that a piece such as <0x41> stands for, else -1
+} Piece;
+typedef struct {
     int size;                     // entries; 256 for bytes
     int bytes;                    // 1: a token is a byte, and the rest is unused
-    char *file;                   // the tokenizer.bin itself, file_size bytes
+    char *file;                   // the tokenizer.bin itself, zero padded to a multiple of 64
     size_t file_size;
-    const char **piece;           // (size) into `file`, not terminated
-    int *length;
-    float *score;
+    Piece *piece;                 // (size) whose texts lie in `file`
     int byte_id[256];             // token of a single byte, -1 where there is none
     int *slots;                   // hash table piece -> id, -1 empty
     size_t n_slots;
-    uint32_t joined[256][8];      // bit b of joined[a]: some piece holds byte a followed by byte b
+    uint8_t joined[256][256];     // 1: some piece holds the first byte followed by the second
 } Tokenizer;
 
 typedef struct Activations Activations;
@@ -188,19 +191,22 @@ int sample(const float *logits, int V, float temperature, int top_k, float top_p
 
 /* ---- Tokenizer ------------------------------------------------------------------------------- */
 
+void tokenizer_load(Tokenizer *t, const char *path);    // a tokenizer.bin, checked, or "bytes"
 void tokenizer_bytes(Tokenizer *t);                     // every byte is a token
-void tokenizer_load(Tokenizer *t, const char *path);    // llama2.c's tokenizer.bin, checked
 void tokenizer_free(Tokenizer *t);
+
+typedef struct { char *data; size_t n, room; } Text;    // n bytes and a NUL; {0} is empty
+
 /* Text of any bytes -> tokens, one after the other. As llama2.c and SentencePiece: a blank in front
    of a text that is not empty, merges by best score, leftmost first (BPE, Sennrich et al. 2016);
    what is no piece becomes bytes. O(n log n). The text must stay until the end. */
 typedef struct {
     const Tokenizer *t;
-    const char *text; size_t left;  // what is not in a run yet, see encoder_run
-    size_t unknown;                 // unknown characters so far; with single bytes there are none
-    const char *run; char *front;   // the run; the first one's own memory, with the blank in front
-    struct Symbol *symbols; size_t n, room; long at;
-    struct Merge *heap; size_t n_heap, heap_room;
+    const char *text; size_t left;    // what was not read yet
+    size_t unknown;                   // unknown characters so far; with single bytes there are none
+    Text run;                         // what is merged at a time, see encoder_run,
+    struct Symbol *symbols; size_t room;
+    size_t at;                        //   and the place in it of the next token
 } Encoder;
 void encoder_begin(Encoder *e, const Tokenizer *t, const char *text, size_t length);
 /* The next token, at most length + 1 in all; -1 at the end, where the memory of *e is freed. */
@@ -240,16 +246,15 @@ typedef struct {                  // what a training run needs to go on; all tha
 void model_save(const Model *m, const char *path, const TrainState *state);
 /* Loads a model.bin, or a checkpoint of llama2.c (legacy or version 1). `tokenizer` names a
    vocabulary ("bytes", a file, NULL for none): llama2.c's files need one, a model.bin carries its
-   own and accepts no other. Positions up to max_len are prepared, the trained length at least; a
-   bounded encoding refuses more. Returns 1 when the file holds a training state, else 0; with
+   own and accepts no other. The tables of the encoding are built for the trained length, see
+   model_tables for another. Returns 1 when the file holds a training state, else 0; with
    `state` not NULL that fills *state and the moments. */
-int model_load(Model *m, const char *path, const char *tokenizer, int max_len, TrainState *state);
+int model_load(Model *m, const char *path, const char *tokenizer, TrainState *state);
 /* 64 bits that any change of a single word changes; no defence against intent. */
 uint64_t checksum(const void *data, size_t bytes);
 
 /* The whole of a file, or of standard input for "-", NUL-terminated; the caller frees it. */
 char *file_read(const char *path, size_t *size);
-typedef struct { char *data; size_t n, room; } Text;    // n bytes and a NUL; {0} is empty
 /* Appends the same as a text: a UTF-8 byte-order mark is dropped, \r\n and \r become \n. Returns
    how often they did. UTF-16 is refused. */
 size_t text_append(Text *text, const char *path);
@@ -259,14 +264,14 @@ void file_check_writable(const char *path);
 
 /* ---- Options, errors, threads, time, random numbers ------------------------------------------ */
 
-typedef struct {                  // exactly one of the pointers is set; it holds the default, which
-                                  //   --help shows unless it is NaN, below min, or a .u
+typedef struct {
     const char *name; char letter;
     const char *arg, *help;       // arg: what the value is called in --help, NULL for a switch
-    int *i; double *f; uint64_t *u; const char **s; int *on;
+    int *i; double *f; uint64_t *u; const char **s; int *on;    // one of them: where the value
+                                  //   goes, now the default; NaN and what is below min say none
     double min, max;              // limits of a number; max above 1 of an .s: so many may be given,
                                   //   s[0], s[1], ...
-    int given;                    // not 0: it was on the command line; of an .s: how often
+    int given;                    // how often it was on the command line
     const char *const *words;     // an .f that is given as a word: its place in this list
 } Option;
 
@@ -277,26 +282,24 @@ int options_parse(Option *options, int argc, char **argv, void (*help)(void));
 /* A line for each of the first n, with its default, on stdout. */
 void options_help(const Option *options, int n);
 
-/* The encodings' own options, at the end of a table that has room for MOST_POS_OPTIONS and is zero
-   from there on: adds them (encodings may share a name), lists them with their encodings for
-   --help, and writes those that were given into a config; exits 2 if its encoding has no such one,
-   else returns how many they were.
-   `trained`: only those that leave the parameters of a model what they are. */
+/* The encodings' own options are rows at the end of that table, which has room for MOST_POS_OPTIONS
+   and is zero from there on; with `trained` only those that leave a model's parameters alone. */
 enum { MOST_POS_OPTIONS = 64 };
-void options_add_pos(Option *end, int trained);
-void options_help_pos(int trained);
+void options_add_pos(Option *end, int trained);    // adds them; encodings may share a name
+void options_help_pos(int trained);                // lists them under their encodings
+/* Writes those that were given into c and returns how many; exits 2 if c->pos has no such one. */
 int options_apply_pos(Config *c, const Option *added);
-/* How the value of an option is written: a word or a number. Valid until the fourth call from
-   here. */
+/* A word or a number, as one writes it; valid until the fourth call from here. */
 const char *pos_option_text(const PosOption *o, double value);
 
-/* First thing in main: sets the name that stands before every message. With GNU OpenMP on Linux it
-   may start the program again, with a limit on how long threads spin (see there). */
+/* First thing in main: the name that stands before every message. May start the program again, with
+   a limit on how long threads spin (see there). */
 void program_begin(const char *name, char **argv);
 /* Prints "program: message" and exits with the code, after what is on its way to stdout. */
 _Noreturn void die(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void output_check(void);          // flushes standard output; exits 1 if it could not be written
-void *xmalloc(size_t bytes);      // zeroed, 64-byte aligned; without memory exits 1 with the size
+void *xmalloc(size_t bytes);      // zeroed up to the next multiple of 64 bytes, and aligned to 64;
+                                  //   exits 1 if there is no memory
 
 int threads_set(int n);           // 0: OMP_NUM_THREADS, else all processors. Returns the number.
 extern const char *const threads_kind;    // "OpenMP" or why there is one thread
@@ -354,8 +357,8 @@ int bf16_set(int on);
 #endif
 
 /* ---- Errors, memory, threads, time, random numbers ----------------------------------------------
-   Both programs are short-lived commands with nothing to unwind, so a failure is a line
-   and an exit. */
+   What every other section stands on. Both programs are short-lived commands with nothing to
+   unwind, so a failure is a line and an exit. */
 
 static const char *program = "posenc";
 
@@ -365,16 +368,16 @@ static const char *program = "posenc";
    hence the second start. */
 void program_begin(const char *name, char **argv)
 {
+    int fd;
     program = name;
     // A closed stdin, stdout or stderr must not become the model file.
-    int fd = open("/dev/null", O_RDONLY);
-    while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDONLY);
-    if (fd >= 0) close(fd);
+    do fd = open("/dev/null", O_RDONLY); while (fd >= 0 && fd <= STDERR_FILENO);
+    close(fd);
 #if defined(_OPENMP) && defined(__linux__) && !defined(__clang__)
     char self[4096] = "";
     if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT")
-        && !setenv("GOMP_SPINCOUNT", "2000", 0))
-        if (readlink("/proc/self/exe", self, sizeof self - 1) > 0) execv(self, argv);
+        && !setenv("GOMP_SPINCOUNT", "2000", 0)
+        && readlink("/proc/self/exe", self, sizeof self - 1) > 0) execv(self, argv);
 #else
     (void)argv;
 #endif
@@ -401,22 +404,25 @@ static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 static size_t div_up(size_t n, size_t by) { return (n + by - 1) / by; }
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
+static void *allocated(void *p, size_t bytes)
+{
+    if (!p) die(1, "out of memory: %.1f MiB were asked for", (double)bytes / (1 << 20));
+    return p;
+}
+
 void *xmalloc(size_t bytes)
 {
-    size_t size = round_up(bytes + !bytes, 64);
-    void *p = size < bytes ? NULL : aligned_alloc(64, size);
-    if (!p) die(1, "out of memory: %.1f MiB were asked for", (double)bytes / (1 << 20));
-    return memset(p, 0, size);
+    const size_t room = round_up(bytes + !bytes, 64);
+    return memset(allocated(room < bytes ? NULL : aligned_alloc(64, room), bytes), 0, room);
 }
 
 /* Big blocks of malloc are not in memory before they are written, unlike xmalloc's. */
 static void *xrealloc(void *p, size_t bytes)
 {
-    if (!(p = realloc(p, bytes + !bytes)))
-        die(1, "out of memory: %.1f MiB were asked for", (double)bytes / (1 << 20));
-    return p;
+    return allocated(realloc(p, bytes + !bytes), bytes);
 }
 
+/* Makes room for `need` items of an array that is appended to. */
 static void *grow(void *p, size_t *room, size_t need, size_t item)
 {
     if (need <= *room) return p;
@@ -432,8 +438,7 @@ static float *workspace(size_t floats)
     static size_t size;
     if (floats > size) {
         free(block);
-        block = xmalloc(floats * sizeof *block);
-        size = floats;
+        block = xmalloc((size = floats) * sizeof *block);
     }
     return block;
 }
@@ -454,8 +459,6 @@ static int team_size(void) { return omp_get_num_threads(); }
 int threads_set(int n)
 {
     if (n > 0) omp_set_num_threads(n);
-    else if (omp_get_max_threads() > omp_get_num_procs() && !getenv("OMP_NUM_THREADS"))
-        omp_set_num_threads(omp_get_num_procs());
     return omp_get_max_threads();
 }
 #else
@@ -465,6 +468,21 @@ static int thread_number(void) { return 0; }
 static int team_size(void) { return 1; }
 int threads_set(int n) { (void)n; return 1; }
 #endif
+
+/* The part of n things that falls to the calling thread of a parallel region. */
+typedef struct { size_t from, to; } Share;
+static Share share_of(size_t n)
+{
+    const size_t thread = (size_t)thread_number(), team = (size_t)team_size();
+    return (Share){ n * thread / team, n * (thread + 1) / team };
+}
+
+/* Loops over rows have static shares: from one function to the next a thread meets about the same
+   rows, which its cache still holds; the cache of another processor may be farther than memory.
+   Sums over many numbers are split into this many pieces, whatever the number of threads, and the
+   pieces are added in order. */
+enum { PIECES = 64 };
+static size_t piece_start(size_t n, int piece) { return n * (size_t)piece / PIECES; }
 
 double seconds(void)
 {
@@ -488,25 +506,17 @@ Profile *profile;
 
 /* SECTION(what); at the top of a block: its time, however it is left, is spent on `what`. */
 typedef struct { enum Section what; double began; } Timer;
-static Timer timer_begin(enum Section what) { return (Timer){ what, profile ? seconds() : 0 }; }
+static double profile_time(void) { return profile ? seconds() : 0; }
 static void timer_end(const Timer *t)
 {
     if (profile) profile->spent[t->what] += seconds() - t->began;
 }
 #define SECTION(what) \
-    __attribute__((cleanup(timer_end))) const Timer timer_ = timer_begin(what); (void)timer_
-
-/* The part of n things that falls to the calling thread of a parallel region. */
-typedef struct { size_t from, to; } Share;
-static Share share_of(size_t n)
-{
-    const size_t thread = (size_t)thread_number(), team = (size_t)team_size();
-    return (Share){ n * thread / team, n * (thread + 1) / team };
-}
+    __attribute__((cleanup(timer_end))) const Timer timer_ = { what, profile_time() }; (void)timer_
 
 static void barrier(void)    // of the parallel region that it is called in
 {
-    const double began = profile ? seconds() : 0;
+    const double began = profile_time();
     #pragma omp barrier
     if (!profile) return;
     const double waited = seconds() - began;
@@ -522,6 +532,7 @@ static uint64_t mix(uint64_t z)
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
 }
+
 uint64_t rng(uint64_t seed, uint64_t purpose, uint64_t counter)
 {
     return mix(mix(mix(seed) ^ purpose) ^ counter);
@@ -538,13 +549,6 @@ float rng_normal(uint64_t seed, uint64_t purpose, uint64_t counter)    // Box & 
     double v = rng_uniform(seed, purpose, 2 * counter + 1);
     return (float)(sqrt(-2 * log(u)) * cos(2 * M_PI * v));
 }
-
-/* Loops over rows have static shares: from one function to the next a thread meets about the same
-   rows, which its cache still holds; the cache of another processor may be farther than memory.
-   Sums over many numbers are split into this many pieces, whatever the number of threads, and the
-   pieces are added in order. */
-enum { PIECES = 64 };
-static size_t piece_start(size_t n, int piece) { return n * (size_t)piece / PIECES; }
 
 /* ---- Vectors and matrix products ----------------------------------------------------------------
    The only place that knows about instruction sets. A vec is as wide as the target's registers; the
@@ -2430,7 +2434,8 @@ int sample(const float *logits, int V, float temperature, int top_k, float top_p
 }
 
 /* ---- Tokenizer ----------------------------------------------------------------------------------
-   tokenizer.bin, little endian:
+   First a vocabulary is read. Then text becomes tokens: it is cut into runs (encoder_run), and the
+   pairs of a run are merged, best first (merge_run). Last, tokens become text. tokenizer.bin:
        offset  size  meaning
        0       4     length of the longest entry, int32
        then for every entry, up to the end of the file:
@@ -2439,159 +2444,138 @@ int sample(const float *logits, int V, float temperature, int top_k, float top_p
        8       ...   the bytes; <0x41> stands for the single byte 0x41
    Entry 0 stands for what is unknown, 1 begins and 2 ends a text. */
 
-static uint64_t hash_piece(const char *s, size_t n)
+/* The slot of the hash table that holds the id of a piece, or -1 where it would stand. */
+static inline int *piece_slot(const Tokenizer *t, const char *s, size_t n)
 {
-    uint64_t h = n, word;
-    for (; n >= 8; n -= 8, s += 8) {
-        memcpy(&word, s, 8);
-        h = (h ^ word) * 0x9e3779b97f4a7c15u;
-        h ^= h >> 32;
-    }
-    word = 0;
-    memcpy(&word, s, n);
-    return mix(h ^ word);
-}
-
-static inline int piece_find(const Tokenizer *t, const char *s, size_t n)    // -1: no such one
-{
-    for (size_t slot = hash_piece(s, n);; slot++) {
-        const int id = t->slots[slot & (t->n_slots - 1)];
-        if (id < 0 || ((size_t)t->length[id] == n && !memcmp(t->piece[id], s, n))) return id;
+    uint64_t hash = n;
+    for (size_t i = 0; i < n; i++) hash = (hash ^ (uint8_t)s[i]) * 0x9e3779b97f4a7c15u;
+    for (size_t k = hash ^ hash >> 32;; k++) {
+        int *slot = &t->slots[k & (t->n_slots - 1)];
+        if (*slot < 0) return slot;
+        const Piece *p = &t->piece[*slot];
+        if ((size_t)p->length == n && !memcmp(p->text, s, n)) return slot;
     }
 }
 
-/* The byte that a piece such as <0x41> stands for, or -1. */
-static int piece_byte(const char *s, int n)
+static int piece_find(const Tokenizer *t, const char *s, size_t n) { return *piece_slot(t, s, n); }
+
+static void tokenizer_parse(Tokenizer *t, const char *file, size_t size, const char *path)
 {
-    int value = 0;
-    if (n != 6 || memcmp(s, "<0x", 3) || s[5] != '>') return -1;
-    for (int i = 3; i < 5; i++) {
-        const char *digits = "0123456789ABCDEF", *d = memchr(digits, s[i], 16);
-        if (!d) return -1;
-        value = value * 16 + (int)(d - digits);
+    size_t room = 0;
+    *t = (Tokenizer){ .file = memcpy(xmalloc(size), file, size), .file_size = size };
+    for (size_t at = 4; at < size;) {
+        Piece p = { .length = -1, .byte = -1 };
+        if (size - at >= 8) {
+            memcpy(&p.score, t->file + at, 4);
+            memcpy(&p.length, t->file + at + 4, 4);
+        }
+        if (p.length < 0 || (size_t)p.length > size - at - 8)
+            die(1, "%s: not a tokenizer: entry %d at byte %zu is cut off or damaged",
+                path, t->size, at);
+        p.text = t->file + at + 8;
+        at += 8 + (size_t)p.length;
+        t->piece = grow(t->piece, &room, (size_t)t->size + 1, sizeof p);
+        t->piece[t->size++] = p;
     }
-    return value;
+    if (!t->size || t->size > 1 << 24)
+        die(1, "%s: not a tokenizer: %d entries", path, t->size);
+    for (t->n_slots = 64; t->n_slots < 2 * (size_t)t->size; t->n_slots *= 2) {}
+    t->slots = xmalloc(t->n_slots * sizeof *t->slots);
+    memset(t->slots, -1, t->n_slots * sizeof *t->slots);
+    for (int id = 0; id < t->size; id++) {
+        const Piece *p = &t->piece[id];
+        int *slot = piece_slot(t, p->text, (size_t)p->length);
+        if (*slot < 0) *slot = id;    // of equal pieces the first counts
+        for (int i = 0; i + 1 < p->length; i++)
+            t->joined[(uint8_t)p->text[i]][(uint8_t)p->text[i + 1]] = 1;
+    }
+    for (int byte = 0; byte < 256; byte++) {
+        char name[8];
+        snprintf(name, sizeof name, "<0x%02X>", byte);
+        const int id = t->byte_id[byte] = piece_find(t, name, 6);
+        if (id >= 0) t->piece[id].byte = byte;
+    }
 }
 
 void tokenizer_bytes(Tokenizer *t) { *t = (Tokenizer){ .size = 256, .bytes = 1 }; }
 
-/* Takes `file` over. */
-static void tokenizer_parse(Tokenizer *t, char *file, size_t size, const char *path)
-{
-    *t = (Tokenizer){ .file = file, .file_size = size };
-    if (size < 4) die(1, "%s: not a tokenizer: %zu bytes", path, size);
-    for (int pass = 0; pass < 2; pass++) {    // count, then fill
-        int n = 0;
-        for (size_t at = 4; at < size; n++) {
-            int32_t length;
-            if (size - at < 8)
-                die(1, "%s: not a tokenizer: entry %d is cut off at byte %zu", path, n, at);
-            memcpy(&length, file + at + 4, 4);
-            if (length < 0 || (size_t)length > size - at - 8)
-                die(1, "%s: not a tokenizer: entry %d at byte %zu has length %d, "
-                    "%zu bytes are left", path, n, at, length, size - at - 8);
-            if (pass) {
-                memcpy(&t->score[n], file + at, 4);
-                t->piece[n] = file + at + 8;
-                t->length[n] = length;
-            }
-            at += 8 + (size_t)length;
-        }
-        if (!n || n > 1 << 24) die(1, "%s: not a tokenizer: %d entries", path, n);
-        if (pass) break;
-        t->size = n;
-        t->piece = xmalloc((size_t)n * sizeof *t->piece);
-        t->length = xmalloc((size_t)n * sizeof *t->length);
-        t->score = xmalloc((size_t)n * sizeof *t->score);
-    }
-    for (t->n_slots = 64; t->n_slots < 2 * (size_t)t->size; t->n_slots *= 2) {}
-    t->slots = xmalloc(t->n_slots * sizeof *t->slots);
-    memset(t->slots, -1, t->n_slots * sizeof *t->slots);
-    memset(t->byte_id, -1, sizeof t->byte_id);
-    for (int id = 0; id < t->size; id++) {
-        const char *s = t->piece[id];
-        const int n = t->length[id], byte = piece_byte(s, n);
-        if (byte >= 0 && t->byte_id[byte] < 0) t->byte_id[byte] = id;
-        for (int i = 0; i + 1 < n; i++) {
-            const uint8_t a = (uint8_t)s[i], b = (uint8_t)s[i + 1];
-            t->joined[a][b / 32] |= 1u << (b % 32);
-        }
-        if (piece_find(t, s, (size_t)n) >= 0) continue;    // of equal pieces the first counts
-        size_t slot = hash_piece(s, (size_t)n);
-        while (t->slots[slot & (t->n_slots - 1)] >= 0) slot++;
-        t->slots[slot & (t->n_slots - 1)] = id;
-    }
-}
-
 void tokenizer_load(Tokenizer *t, const char *path)
 {
     size_t size;
+    if (!strcmp(path, "bytes")) return tokenizer_bytes(t);
     char *file = file_read(path, &size);
     tokenizer_parse(t, file, size, path);
+    free(file);
 }
 
 void tokenizer_free(Tokenizer *t)
 {
-    free(t->file), free(t->piece), free(t->length), free(t->score), free(t->slots);
+    free(t->file), free(t->piece), free(t->slots);
     *t = (Tokenizer){0};
 }
 
-/* A character, then what was merged; a node of a doubly linked list. A byte of a character that is
-   no piece has the id ~token, and merges with nothing. */
-typedef struct Symbol { size_t start, length; long prev, next; int id; } Symbol;
-typedef struct Merge { float score; int id; long left; size_t length; } Merge;
+/* A character of the run, then what was merged. Symbol i begins at byte i. */
+typedef struct Symbol {
+    size_t length, before;        // bytes of this one and of the one before it
+    int id;                       // its token; ~token: a byte of a character that is no piece,
+                                  //   which merges with nothing
+    int merged; float score;      // the piece that it and the next one make (-1: none), its score
+    size_t winner;                // of match i, see play
+} Symbol;
 
-static int sooner(const Merge *a, const Merge *b)
+static void pair_find(Encoder *e, size_t i)    // what symbol i and the next one make
 {
-    return a->score > b->score || (a->score == b->score && a->left < b->left);
+    Symbol *a = &e->symbols[i], *b = a + a->length;
+    a->merged = a->id < 0 || b->id < 0 ? -1
+              : piece_find(e->t, e->run.data + i, a->length + b->length);
+    if (a->merged >= 0) a->score = e->t->piece[a->merged].score;
 }
 
-static void merge_push(Encoder *e, long left)
+/* Which pair merges next is decided by a tournament of the n bytes of the run, each for the symbol
+   that begins there. Match k, for 0 < k < n, is between the winners of matches 2k and 2k + 1, where
+   n + i is byte i itself; with n = 4:
+
+            match 1
+           /       \
+       match 2   match 3
+        /  \      /  \
+       0    1    2    3
+
+   The better score wins, of equals the leftmost. So the winner of match 1 is the best of all, and
+   when a symbol changes, only the matches above it, log2(n) of them, are played again. */
+static size_t player(const Encoder *e, size_t k)
 {
-    const Symbol *a = &e->symbols[left], *b = a->next < 0 ? NULL : &e->symbols[a->next];
-    if (!b || a->id < 0 || b->id < 0) return;
-    const int id = piece_find(e->t, e->run + a->start, a->length + b->length);
-    if (id < 0) return;
-    e->heap = grow(e->heap, &e->heap_room, e->n_heap + 1, sizeof *e->heap);
-    const Merge m = { e->t->score[id], id, left, a->length + b->length };
-    size_t i = e->n_heap++;
-    for (size_t up; i && sooner(&m, &e->heap[up = (i - 1) / 2]); i = up) e->heap[i] = e->heap[up];
-    e->heap[i] = m;
+    return k < e->run.n ? e->symbols[k].winner : k - e->run.n;
 }
 
-static Merge merge_pop(Encoder *e)
+static void play(Encoder *e, size_t k)
 {
-    const Merge top = e->heap[0], last = e->heap[--e->n_heap];
-    size_t i = 0;
-    for (size_t child; (child = 2 * i + 1) < e->n_heap; i = child) {
-        if (child + 1 < e->n_heap && sooner(&e->heap[child + 1], &e->heap[child])) child++;
-        if (!sooner(&e->heap[child], &last)) break;
-        e->heap[i] = e->heap[child];
-    }
-    e->heap[i] = last;
-    return top;
+    const size_t i = player(e, 2 * k), j = player(e, 2 * k + 1);
+    const Symbol *a = &e->symbols[i], *b = &e->symbols[j];
+    int first = i < j;
+    if (a->merged < 0 || b->merged < 0) first = a->merged >= 0;
+    else if (a->score != b->score) first = a->score > b->score;
+    e->symbols[k].winner = first ? i : j;
 }
 
-/* Merges the symbols: always the pair with the best score, the leftmost of equals. A merge that was
-   found earlier still stands when its left symbol is there and the two neighbours cover the same
-   bytes. */
-static void merge_symbols(Encoder *e)
+static void merge_run(Encoder *e)
 {
-    e->n_heap = 0;
-    for (long i = 0; i + 1 < (long)e->n; i++) merge_push(e, i);
-    while (e->n_heap) {
-        const Merge m = merge_pop(e);
-        Symbol *a = &e->symbols[m.left];
-        if (!a->length || a->next < 0
-            || a->length + e->symbols[a->next].length != m.length) continue;
-        Symbol *b = &e->symbols[a->next];
-        a->length = m.length;
-        a->id = m.id;
-        a->next = b->next;
-        b->length = 0;
-        if (a->next >= 0) e->symbols[a->next].prev = m.left;
-        if (a->prev >= 0) merge_push(e, a->prev);
-        merge_push(e, m.left);
+    const size_t n = e->run.n;
+    Symbol *s = e->symbols;
+    s[0].before = 0;
+    for (size_t i = 0; i < n; i += s[i].length) pair_find(e, i);
+    for (size_t k = n - 1; k > 0; k--) play(e, k);
+    for (size_t left; s[left = player(e, 1)].merged >= 0;) {
+        const size_t right = left + s[left].length, before = left - s[left].before;
+        s[left].id = s[left].merged;
+        s[left].length += s[right].length;
+        s[left + s[left].length].before = s[left].length;
+        pair_find(e, left);
+        pair_find(e, before);
+        s[right].merged = -1;
+        const size_t changed[] = { left, before, right };
+        for (int i = 0; i < 3; i++)
+            for (size_t k = (n + changed[i]) / 2; k > 0; k /= 2) play(e, k);
     }
 }
 
@@ -2604,54 +2588,49 @@ static size_t character_length(const char *s, size_t left)
     return n;
 }
 
-static void symbol_add(Encoder *e, size_t start, size_t length, int id)
+/* Appends a character to the run: one symbol, or one for each byte if it is no piece. */
+static void character_add(Encoder *e, const char *text, size_t n)
 {
-    e->symbols = grow(e->symbols, &e->room, e->n + 1, sizeof *e->symbols);
-    const long i = (long)e->n++;
-    e->symbols[i] = (Symbol){ start, length, i - 1, i + 1, id };
+    const int id = piece_find(e->t, text, n);
+    e->symbols = grow(e->symbols, &e->room, e->run.n + n + 1, sizeof *e->symbols);
+    e->run.data = grow(e->run.data, &e->run.room, e->run.n + n, 1);
+    Symbol *s = NULL, *next = e->symbols + e->run.n;
+    for (size_t i = 0; i < n; i++) {
+        const int byte = e->t->byte_id[(uint8_t)text[i]];
+        if (!i || (id < 0 && byte >= 0)) {    // else the byte belongs to the symbol before it
+            s = next;
+            s->length = 0;
+            s->id = id >= 0 ? id : byte >= 0 ? ~byte : ~0;
+            e->unknown += id < 0 && byte < 0;
+        }
+        next->merged = -1;
+        s->length++;
+        (++next)->before = s->length;
+        e->run.data[e->run.n++] = text[i];
+    }
+    next->id = ~0;    // the end merges with nothing
 }
 
 /* The next run, merged. It ends where no piece holds the two bytes that meet: no merge can cross
    that. Memory grows with the longest one, which has 11 bytes in the sample text. */
 static void encoder_run(Encoder *e)
 {
-    const Tokenizer *t = e->t;
-    const char *s = e->text;
-    const int first = !e->front;
-    size_t n = first ? 0 : character_length(s, e->left);
-    while (n < e->left) {
-        const uint8_t a = n ? (uint8_t)s[n - 1] : ' ', b = (uint8_t)s[n];
-        if (!(t->joined[a][b / 32] >> (b % 32) & 1)) break;
-        n += character_length(s + n, e->left - n);
+    const int begins = !e->run.data;
+    e->at = e->run.n = 0;
+    if (begins) character_add(e, " ", 1);
+    while (e->left) {
+        if (e->run.n && !e->t->joined[(uint8_t)e->run.data[e->run.n - 1]][(uint8_t)*e->text]) break;
+        const size_t n = character_length(e->text, e->left);
+        character_add(e, e->text, n);
+        e->text += n;
+        e->left -= n;
     }
-    e->text += n;
-    e->left -= n;
-    e->run = s;
-    if (first) {
-        e->front = xrealloc(NULL, n + 1);
-        e->front[0] = ' ';
-        memcpy(e->front + 1, s, n++);
-        e->run = e->front;
-    }
-    e->n = 0;
-    for (size_t at = 0, k; at < n; at += k) {
-        k = character_length(e->run + at, n - at);
-        const int id = piece_find(t, e->run + at, k);
-        if (id >= 0) symbol_add(e, at, k, id);
-        for (size_t i = 0; id < 0 && i < k; i++) {
-            const int byte = t->byte_id[(uint8_t)e->run[at + i]];
-            if (byte >= 0) symbol_add(e, at + i, 1, ~byte);
-            else if (!i) symbol_add(e, at, k, ~0), e->unknown++;    // one for the character
-        }
-    }
-    e->symbols[e->n - 1].next = -1;
-    if (e->n > 1) merge_symbols(e);
-    e->at = 0;
+    merge_run(e);
 }
 
 void encoder_begin(Encoder *e, const Tokenizer *t, const char *text, size_t length)
 {
-    *e = (Encoder){ .t = t, .text = text, .left = length, .at = -1 };
+    *e = (Encoder){ .t = t, .text = text, .left = length };
 }
 
 int encoder_next(Encoder *e)
@@ -2660,15 +2639,15 @@ int encoder_next(Encoder *e)
         e->left--;
         return (uint8_t)*e->text++;
     }
-    if (e->at < 0 && e->left) encoder_run(e);
-    if (e->at < 0) {
-        free(e->front), free(e->symbols), free(e->heap);
-        *e = (Encoder){ .t = e->t, .unknown = e->unknown, .at = -1 };
+    if (e->at == e->run.n && e->left) encoder_run(e);
+    if (e->at == e->run.n) {
+        free(e->run.data), free(e->symbols);
+        *e = (Encoder){ .t = e->t, .unknown = e->unknown };
         return -1;
     }
-    const Symbol *x = &e->symbols[e->at];
-    e->at = x->next;
-    return x->id < 0 ? ~x->id : x->id;
+    const Symbol *s = &e->symbols[e->at];
+    e->at += s->length;
+    return s->id < 0 ? ~s->id : s->id;
 }
 
 int *tokenizer_encode(const Tokenizer *t, const char *text, size_t length, size_t *count,
@@ -2686,14 +2665,14 @@ int *tokenizer_encode(const Tokenizer *t, const char *text, size_t length, size_
 const char *tokenizer_decode(const Tokenizer *t, int token, int first, int *length)
 {
     static char byte[256];
-    const int value = t->bytes ? token : piece_byte(t->piece[token], t->length[token]);
+    const int value = t->bytes ? token : t->piece[token].byte;
     if (value >= 0) {
         byte[value] = (char)value;
         *length = !(first && !t->bytes && value == ' ');
         return &byte[value];
     }
-    const char *s = t->piece[token];
-    *length = t->length[token];
+    const char *s = t->piece[token].text;
+    *length = t->piece[token].length;
     if (token == 1 || token == 2) *length = 0;    // begin and end of text are not text
     if (first && *length && *s == ' ') s++, --*length;
     return s;
@@ -2737,38 +2716,36 @@ Example *examples_find(const Tokenizer *t, const char *mark, const int *tokens, 
 }
 
 /* ---- Files --------------------------------------------------------------------------------------
-   model.bin, little endian:
-       offset  size    meaning
-       0       8       "POSENC", 0x1a, 0x0a
-       8       4       version, 2
-       12      36      int32: dim hidden_dim n_layers n_heads n_kv_heads vocab_size seq_len untied
-                       start_token
-       48      16      name of the encoding, zero padded
-       64      256     its options: 8 x (24 bytes name, float64 value), an empty name is none
-       320     8       v, bytes of the vocabulary (0: the 256 bytes)
-       328     8       n, number of parameters
-       336     8       s, bytes of the training state (0: none)
-       344     24      checksums of vocabulary, parameters, training state
-       368     8       0
-       376     8       checksum of bytes 0 .. 375
-       384     v       the vocabulary, a tokenizer.bin; zero padded to a multiple of 64
-               4 n     the parameters, float32, in the order of params_layout: token_embedding; for
-                       every layer rms_att wq wk wv wo rms_ffn w1 w3 w2 and the block of the
-                       encoding; rms_final; wcls if untied; the shared block of the encoding
-               s       TrainState, then both moments, float32, in the order of the parameters */
+   Checksums, reading files, saving a model, loading one (ours or llama2.c's). Every size is checked
+   before it is used. Files are little endian. A model.bin is the Header below and, behind it,
+       v      the vocabulary, a tokenizer.bin, zero padded to a multiple of 64
+       4 n    the parameters, float32, in the order of params_layout: token_embedding; for every
+              layer rms_att wq wk wv wo rms_ffn w1 w3 w2 and the block of the encoding; rms_final;
+              wcls if untied; the shared block of the encoding
+       s      TrainState, then both moments, float32, in the order of the parameters */
 
-enum { HEADER = 384, VERSION = 2, NAME = 24 };
-static const char MAGIC[8] = { 'P', 'O', 'S', 'E', 'N', 'C', 0x1a, '\n' };
-
-typedef struct {
-    char magic[8];
-    int32_t version;
-    int32_t shape[9];
-    char pos[16];
-    struct { char name[NAME]; double value; } option[POS_OPTIONS];
-    uint64_t vocab_bytes, n_params, state_bytes, vocab_sum, params_sum, state_sum, zero, sum;
+typedef struct {                  // offset
+    char magic[8];                //   0  "POSENC", 0x1a, 0x0a
+    int32_t version;              //   8  2
+    int32_t shape[9];             //  12  dim hidden_dim n_layers n_heads n_kv_heads vocab_size
+                                  //      seq_len untied start_token
+    char pos[16];                 //  48  name of the encoding, zero padded
+    struct { char name[24]; double value; }
+        option[POS_OPTIONS];      //  64  its options; an empty name is none
+    uint64_t vocab_bytes;         // 320  v; 0: the 256 bytes are the tokens
+    uint64_t n_params;            // 328  n
+    uint64_t state_bytes;         // 336  s; 0: no training state
+    uint64_t vocab_sum;           // 344  checksums of the three parts
+    uint64_t params_sum;          // 352
+    uint64_t state_sum;           // 360
+    uint64_t zero;                // 368
+    uint64_t sum;                 // 376  checksum of all bytes before it
 } Header;
-_Static_assert(sizeof(Header) == HEADER && sizeof(TrainState) == 15 * 8, "they have no holes");
+
+enum { VERSION = 2, SHAPE_BYTES = 9 * sizeof(int32_t) };
+static const char MAGIC[8] = { 'P', 'O', 'S', 'E', 'N', 'C', 0x1a, '\n' };
+_Static_assert(sizeof(Header) == 384 && sizeof(TrainState) == 15 * 8, "they have no holes");
+_Static_assert(offsetof(Config, start_token) + sizeof(int) == SHAPE_BYTES, "so begins a Config");
 
 /* Eight lanes of h = (h ^ word) * odd, each step a bijection, so that no single changed word can
    go unnoticed. */
@@ -2789,38 +2766,36 @@ uint64_t checksum(const void *data, size_t bytes)
 {
     enum { BLOCK = 1 << 20 };
     const size_t blocks = div_up(bytes, BLOCK);
-    uint64_t *sums = xmalloc((blocks + 1) * sizeof *sums);
+    if (blocks == 1) return checksum_block(data, bytes);
+    uint64_t *sums = xmalloc(blocks * sizeof *sums);    // whose sum is that of the whole
     #pragma omp parallel for schedule(static) if (blocks > 1)
     for (long b = 0; b < (long)blocks; b++) {
         const size_t at = (size_t)b * BLOCK;
         sums[b] = checksum_block((const uint8_t *)data + at, min_size(BLOCK, bytes - at));
     }
-    const uint64_t sum = blocks == 1 ? sums[0]
-                                     : checksum_block((uint8_t *)sums, blocks * sizeof *sums);
+    const uint64_t sum = checksum_block((uint8_t *)sums, blocks * sizeof *sums);
     free(sums);
     return sum;
 }
 
-/* A file whose size is known gets no more room than that: the text may be most of the memory. */
+static int file_open(const char *path, struct stat *info)    // to read; "-" is standard input
+{
+    const int fd = strcmp(path, "-") ? open(path, O_RDONLY) : STDIN_FILENO;
+    if (fd < 0 || fstat(fd, info)) die(1, "%s: %s", path, strerror(errno));
+    if (S_ISDIR(info->st_mode)) die(1, "%s: is a directory, expected a file", path);
+    return fd;
+}
+
 static void file_append(Text *text, const char *path)
 {
     struct stat info;
-    const int standard = !strcmp(path, "-"), fd = standard ? STDIN_FILENO : open(path, O_RDONLY);
-    if (fd < 0 || fstat(fd, &info)) die(1, "%s: %s", path, strerror(errno));
-    if (S_ISDIR(info.st_mode)) die(1, "%s: is a directory, expected a file", path);
-    const size_t guess = text->n + 2 + (S_ISREG(info.st_mode) ? (size_t)info.st_size : 1 << 16);
-    if (guess > text->room) text->data = xrealloc(text->data, text->room = guess);
-    for (;;) {
-        const ssize_t n = read(fd, text->data + text->n,
-                               min_size(text->room - text->n - 1, 1 << 30));
-        if (n < 0 && errno == EINTR) continue;
+    const int fd = file_open(path, &info);
+    for (ssize_t n = 1; n > 0; text->n += (size_t)n) {
+        text->data = grow(text->data, &text->room, text->n + 2, 1);
+        n = read(fd, text->data + text->n, min_size(text->room - text->n - 1, 1 << 30));
         if (n < 0) die(1, "%s: %s", path, strerror(errno));
-        if (!n) break;
-        text->n += (size_t)n;
-        if (text->n + 1 == text->room)
-            text->data = grow(text->data, &text->room, text->room + 1, 1);
     }
-    if (!standard) close(fd);
+    if (fd != STDIN_FILENO) close(fd);
     text->data[text->n] = 0;
 }
 
@@ -2836,64 +2811,64 @@ size_t text_append(Text *text, const char *path)
 {
     const size_t start = text->n;
     file_append(text, path);
-    char *data = text->data + start;
-    const uint8_t *b = (const uint8_t *)data;
-    const size_t n = text->n - start;
-    size_t kept = 0, converted = 0;
-    if (n >= 2 && ((b[0] == 0xFF && b[1] == 0xFE) || (b[0] == 0xFE && b[1] == 0xFF)))
+    const char *from = text->data + start, *end = text->data + text->n;
+    char *to = text->data + start;
+    size_t converted = 0;
+    if (!strncmp(from, "\xFF\xFE", 2) || !strncmp(from, "\xFE\xFF", 2))
         die(1, "%s: the text is UTF-16; save it as UTF-8", path);
-    for (size_t i = n >= 3 && !memcmp(b, "\xEF\xBB\xBF", 3) ? 3 : 0; i < n; i++) {
-        const int end = data[i] == '\r';
-        if (end && i + 1 < n && data[i + 1] == '\n') i++;
-        data[kept++] = end ? '\n' : data[i];
-        converted += (size_t)end;
+    if (!strncmp(from, "\xEF\xBB\xBF", 3)) from += 3;
+    for (; from < end; from++) {
+        converted += *from == '\r';
+        if (*from == '\r' && from[1] == '\n') continue;
+        *to++ = *from == '\r' ? '\n' : *from;
     }
-    data[kept] = 0;
-    text->n = start + kept;
+    *to = 0;
+    text->n = (size_t)(to - text->data);
     return converted;
 }
 
-/* The file that a link leads to, which is replaced, not the link; else `path`. To be freed. */
-static char *file_behind(const char *path)
-{
-    char *end = realpath(path, NULL);
-    if (!end) memcpy(end = xmalloc(strlen(path) + 1), path, strlen(path));
-    return end;
-}
+typedef struct { const void *data; size_t bytes; } Part;
 
-/* Beside path: a rename must not cross file systems. */
-static FILE *temporary_open(char **temporary, const char *path)
+/* Writes a file beside `path` and puts it in its place: at any moment there is the old one or the
+   new one. Beside it, since a rename must not cross file systems; a link stays, and what it leads
+   to is replaced. Without parts it only tries, and leaves nothing behind. */
+static void file_replace(const char *path, const Part *part, int parts)
 {
-    const size_t size = strlen(path) + 32;
-    *temporary = xmalloc(size);
-    snprintf(*temporary, size, "%s.%ld.tmp", path, (long)getpid());
-    FILE *f = fopen(*temporary, "wb");
+    char *resolved = realpath(path, NULL);
+    const char *target = resolved ? resolved : path;
+    const size_t room = strlen(target) + 32;
+    char *temporary = xmalloc(room);
+    snprintf(temporary, room, "%s.%ld.tmp", target, (long)getpid());
+    FILE *f = fopen(temporary, "wb");
     if (!f) die(1, "%s: %s", path, strerror(errno));
-    return f;
+    int good = 1;
+    for (int i = 0; i < parts; i++)
+        good = good && fwrite(part[i].data, 1, part[i].bytes, f) == part[i].bytes;
+    good = good && !fflush(f) && !fsync(fileno(f));
+    good = !fclose(f) && good && (!parts || !rename(temporary, target));
+    const int reason = errno;
+    if (!good || !parts) unlink(temporary);
+    if (!good) die(1, "%s: %s; nothing was saved", path, strerror(reason));
+    free(temporary), free(resolved);
 }
 
 void file_check_writable(const char *path)
 {
     struct stat info;
-    char *temporary;
     if (!*path) die(2, "the name of a file to write is empty");
-    const int exists = !stat(path, &info);
-    if (exists && S_ISDIR(info.st_mode))
-        die(1, "%s: is a directory, expected the name of a file to write", path);
-    if (exists && !S_ISREG(info.st_mode))
-        die(1, "%s: is not a regular file and will not be replaced", path);
-    char *target = file_behind(path);
-    sigset_t all, before;    // a signal between the two would leave the file behind
+    if (!stat(path, &info) && !S_ISREG(info.st_mode))
+        die(1, "%s: is %s and will not be replaced", path,
+            S_ISDIR(info.st_mode) ? "a directory" : "not a regular file");
+    sigset_t all, before;    // a signal in between would leave the file behind
     sigfillset(&all), sigprocmask(SIG_BLOCK, &all, &before);
-    fclose(temporary_open(&temporary, target));
-    unlink(temporary);
+    file_replace(path, NULL, 0);
     sigprocmask(SIG_SETMASK, &before, NULL);
-    free(temporary), free(target);
 }
 
-static uint64_t state_checksum(const TrainState *s, const float *m, const float *v, size_t bytes)
+static uint64_t state_checksum(const void *state, const void *m, const void *v, size_t bytes)
 {
-    return checksum(s, sizeof *s) ^ mix(checksum(m, bytes)) ^ mix(mix(checksum(v, bytes)));
+    return checksum(state, sizeof(TrainState)) ^ mix(checksum(m, bytes))
+           ^ mix(mix(checksum(v, bytes)));
 }
 
 void model_save(const Model *m, const char *path, const TrainState *state)
@@ -2901,20 +2876,15 @@ void model_save(const Model *m, const char *path, const TrainState *state)
     const Config *c = &m->config;
     const Tokenizer *t = &m->tokenizer;
     const size_t vocab_room = round_up(t->file_size, 64), floats = m->params.count * sizeof(float);
-    char *vocabulary = xmalloc(vocab_room), *temporary, *target = file_behind(path);
-    if (t->file_size) memcpy(vocabulary, t->file, t->file_size);
-    Header h = { .version = VERSION,
-                 .shape = { c->dim, c->hidden_dim, c->n_layers, c->n_heads, c->n_kv_heads,
-                            c->vocab_size, c->seq_len, c->untied, c->start_token } };
+    Header h = { .version = VERSION, .vocab_bytes = t->file_size, .n_params = m->params.count };
     memcpy(h.magic, MAGIC, sizeof MAGIC);
+    memcpy(h.shape, c, SHAPE_BYTES);
     snprintf(h.pos, sizeof h.pos, "%s", c->pos->name);
     for (int i = 0; i < POS_OPTIONS && c->pos->options[i].name; i++) {
-        snprintf(h.option[i].name, NAME, "%s", c->pos->options[i].name);
+        snprintf(h.option[i].name, sizeof h.option[i].name, "%s", c->pos->options[i].name);
         h.option[i].value = c->pos_opt[i];
     }
-    h.vocab_bytes = t->file_size;
-    h.n_params = m->params.count;
-    h.vocab_sum = checksum(vocabulary, vocab_room);
+    h.vocab_sum = checksum(t->file, vocab_room);
     h.params_sum = checksum(m->params.data, floats);
     if (state) {
         h.state_bytes = sizeof *state + 2 * floats;
@@ -2922,89 +2892,65 @@ void model_save(const Model *m, const char *path, const TrainState *state)
     }
     h.sum = checksum(&h, offsetof(Header, sum));
 
-    const struct { const void *data; size_t bytes; } part[] = {
-        { &h, sizeof h }, { vocabulary, vocab_room }, { m->params.data, floats },
-        { state, state ? sizeof *state : 0 },
-        { m->m, state ? floats : 0 }, { m->v, state ? floats : 0 } };
-    FILE *f = temporary_open(&temporary, target);
-    int good = 1;
-    for (size_t i = 0; i < sizeof part / sizeof *part; i++)
-        good = good && (!part[i].bytes
-                        || fwrite(part[i].data, 1, part[i].bytes, f) == part[i].bytes);
-    good = good && !fflush(f) && !fsync(fileno(f));
-    if (fclose(f) || !good || rename(temporary, target)) {
-        const int reason = errno;
-        unlink(temporary);
-        die(1, "%s: %s; nothing was saved", path, strerror(reason));
-    }
-    free(vocabulary), free(temporary), free(target);
+    const Part part[] = { { &h, sizeof h }, { t->file, vocab_room }, { m->params.data, floats },
+                          { state, sizeof *state }, { m->m, floats }, { m->v, floats } };
+    file_replace(path, part, state ? 6 : 3);
 }
 
-/* A mapped file whose pages are private: what is written to them stays in this process. */
-static char *file_map(const char *path, size_t *size)
+/* The parameters are used where they lie in the file, from m->map on. Its pages are private: what
+   is written to them stays in this process. */
+static void file_map(Model *m, const char *path)
 {
     struct stat info;
-    const int fd = open(path, O_RDONLY);
-    if (fd < 0 || fstat(fd, &info)) die(1, "%s: %s", path, strerror(errno));
-    if (S_ISDIR(info.st_mode)) die(1, "%s: is a directory, expected a model file", path);
+    const int fd = file_open(path, &info);
     if (!S_ISREG(info.st_mode)) die(1, "%s: is not a regular file, a model must be one", path);
-    if (info.st_size < 28)
-        die(1, "%s: not a model file: %lld bytes", path, (long long)info.st_size);
-    *size = (size_t)info.st_size;
-    char *map = mmap(NULL, *size, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
-    if (map == MAP_FAILED) die(1, "%s: %s", path, strerror(errno));
+    m->map_size = (size_t)info.st_size;
+    if (m->map_size < 40) die(1, "%s: not a model file: %zu bytes", path, m->map_size);
+    m->map = mmap(NULL, m->map_size, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+    if (m->map == MAP_FAILED) die(1, "%s: %s", path, strerror(errno));
     close(fd);
-    return map;
 }
 
-static void require_config(Config *c, const char *path)
+/* The shape must be possible, and the file must have the size of such a model's parameters and of
+   `others` bytes. */
+static void check_shape(const Model *m, const char *path, Config *c, double others)
 {
     const char *wrong = config_check(c);
-    if (wrong) die(1, "%s: not a usable model: %s", path, wrong);
+    if (wrong) die(1, "%s: not a model file, or a damaged one: %s", path, wrong);
+    const double expected = others + 4 * (double)config_params(c), found = (double)m->map_size;
+    if (expected != found)
+        die(1, "%s: expected %.0f bytes for a model of this shape, found %.0f%s",
+            path, expected, found, found < expected ? " (cut off?)" : "");
 }
 
-static void check_size(const char *path, double expected, size_t found)
+static void check_sum(const char *path, const char *what, uint64_t expected, uint64_t found)
 {
-    if (expected != (double)found)
-        die(1, "%s: expected %.0f bytes for a model of this shape, found %zu%s",
-            path, expected, found, (double)found < expected ? " (cut off?)" : "");
-}
-
-static int max_positions(const Config *c, int max_len, const char *path)
-{
-    if (max_len > c->seq_len && c->pos->bounded)
-        die(1, "%s: %d positions were asked for, but %s has a row for each of the %d trained ones "
-            "and none beyond", path, max_len, c->pos->name, c->seq_len);
-    return max_len > c->seq_len ? max_len : c->seq_len;
+    if (expected != found)
+        die(1, "%s: the %s is damaged: its checksum does not match", path, what);
 }
 
 /* A checkpoint of llama2.c: its tensors stand by kind, all layers of one behind each other. */
-static void load_llama2c(Model *m, const char *path, char *file, size_t size, int max_len)
+static void load_llama2c(Model *m, const char *path)
 {
-    int32_t n[7], version = 0;
+    char *file = m->map;
     const int versioned = !memcmp(file, "24ka", 4);
-    if (versioned && size < 256) die(1, "%s: expected 256 bytes of header, found %zu", path, size);
-    if (versioned) memcpy(&version, file + 4, 4);
-    if (versioned && version != 1)
+    const size_t header = versioned ? 256 : 28;
+    int32_t version = 0;
+    if (versioned) memcpy(&version, file + 4, sizeof version);
+    if (version != versioned)
         die(1, "%s: a llama2.c checkpoint of version %d; versions 0 and 1 (fp32) can be read",
             path, version);
-    memcpy(n, file + (versioned ? 8 : 0), sizeof n);
-    const int untied = versioned ? !file[36] : n[5] < 0;
-    for (int i = 0; i < 7; i++)
-        if ((n[i] < 1 && !(i == 5 && n[i] < 0 && n[i] > -(1 << 24))) || n[i] > 1 << 24)
-            die(1, "%s: not a model file: field %d of the header is %d (%zu bytes)",
-                path, i, n[i], size);
-    Config c = { .dim = n[0], .hidden_dim = n[1], .n_layers = n[2], .n_heads = n[3],
-                 .n_kv_heads = n[4], .vocab_size = abs(n[5]), .seq_len = n[6], .untied = untied,
-                 .start_token = abs(n[5]) > 1 ? 1 : -1, .pos = posenc_find("rope") };
+    Config c = { .pos = posenc_find("rope") };
+    memcpy(&c, file + (versioned ? 8 : 0), 7 * sizeof(int32_t));    // dim .. seq_len
+    c.untied = versioned ? !file[36] : c.vocab_size < 0;
+    c.vocab_size = (int)llabs(c.vocab_size);
+    c.start_token = c.vocab_size > 1 ? 1 : -1;
     config_defaults(&c);
-    require_config(&c, path);
-    // The legacy version holds tables of angles, unused.
-    const double angles = versioned ? 0 : (double)c.seq_len * (c.dim / c.n_heads / 2) * 2;
-    check_size(path, (versioned ? 256 : 28) + 4 * ((double)config_params(&c) + angles), size);
+    // The legacy version holds tables of angles, which nobody reads.
+    const double angles = versioned ? 0 : (double)c.seq_len * c.dim / c.n_heads;
+    check_shape(m, path, &c, (double)header + 4 * angles);
 
-    // ANGLES stands for the tables, which nobody reads.
-    enum { ANGLES = LAYER_POS };
+    enum { ANGLES = LAYER_POS };    // stands for the tables
     static const int order[2][13] = {
         { EMB, RMS_ATT, WQ, WK, WV, WO, RMS_FFN, W1, W2, W3, RMS_FINAL, ANGLES, CLS },
         { RMS_ATT, RMS_FFN, RMS_FINAL, EMB, WQ, WK, WV, WO, W1, W2, W3, CLS, ANGLES } };
@@ -3016,101 +2962,86 @@ static void load_llama2c(Model *m, const char *path, char *file, size_t size, in
         at += slot == ANGLES ? (size_t)angles
                              : slot_floats(&c, slot) * (once ? 1 : (size_t)c.n_layers);
     }
-    model_place(m, &c, max_positions(&c, max_len, path),
-                (float *)(void *)(file + (versioned ? 256 : 28)), first);
+    model_place(m, &c, c.seq_len, (float *)(void *)(file + header), first);
 }
 
-static int load_posenc(Model *m, const char *path, char *file, size_t size, int max_len,
-                       TrainState *state)
+static int load_posenc(Model *m, const char *path, TrainState *state)
 {
-    Header h;
-    if (size < HEADER)
-        die(1, "%s: expected %d bytes of header, found %zu (cut off?)", path, HEADER, size);
-    memcpy(&h, file, sizeof h);
+    Header h = {0};
+    memcpy(&h, m->map, min_size(m->map_size, sizeof h));
     if (h.version != VERSION)
         die(1, "%s: a model of version %d, expected %d", path, h.version, VERSION);
-    if (h.sum != checksum(&h, offsetof(Header, sum)))
-        die(1, "%s: the header is damaged: its checksum does not match", path);
+    check_sum(path, "header", h.sum, checksum(&h, offsetof(Header, sum)));
     h.pos[sizeof h.pos - 1] = 0;
-    Config c = { .dim = h.shape[0], .hidden_dim = h.shape[1], .n_layers = h.shape[2],
-                 .n_heads = h.shape[3], .n_kv_heads = h.shape[4], .vocab_size = h.shape[5],
-                 .seq_len = h.shape[6], .untied = h.shape[7], .start_token = h.shape[8],
-                 .pos = posenc_find(h.pos) };
+    Config c = { .pos = posenc_find(h.pos) };
     if (!c.pos) die(1, "%s: the encoding \"%s\" is not known to this program", path, h.pos);
+    memcpy(&c, h.shape, SHAPE_BYTES);
     config_defaults(&c);
     for (int i = 0; i < POS_OPTIONS && h.option[i].name[0]; i++) {
-        h.option[i].name[NAME - 1] = 0;
+        h.option[i].name[sizeof h.option[i].name - 1] = 0;
         const int k = pos_option(c.pos, h.option[i].name);
         if (k < 0) die(1, "%s: %s has no option \"%s\"", path, c.pos->name, h.option[i].name);
         c.pos_opt[k] = h.option[i].value;
     }
-    require_config(&c, path);
+    const size_t vocab_room = round_up(min_size(h.vocab_bytes, m->map_size), 64);
+    check_shape(m, path, &c, (double)(sizeof h + vocab_room) + (double)h.state_bytes);
     const size_t floats = config_params(&c) * sizeof(float);
-    const size_t vocab_room = round_up((size_t)h.vocab_bytes, 64);
-    if (h.vocab_bytes > size || c.start_token < -1 || c.start_token >= c.vocab_size
-        || h.n_params != floats / sizeof(float)
+    if (c.start_token < -1 || c.start_token >= c.vocab_size || h.n_params != floats / sizeof(float)
         || (h.state_bytes && h.state_bytes != sizeof *state + 2 * floats))
         die(1, "%s: not a usable model: its header contradicts itself", path);
-    check_size(path, (double)HEADER + (double)vocab_room + (double)floats + (double)h.state_bytes,
-               size);
-    if (h.vocab_sum != checksum(file + HEADER, vocab_room))
-        die(1, "%s: the vocabulary is damaged: its checksum does not match", path);
-    char *params = file + HEADER + vocab_room, *saved = params + floats;
-    if (h.params_sum != checksum(params, floats))
-        die(1, "%s: the parameters are damaged: their checksum does not match", path);
+
+    char *vocabulary = (char *)m->map + sizeof h, *params = vocabulary + vocab_room;
+    const char *saved = params + floats, *moments = saved + sizeof *state;
+    check_sum(path, "vocabulary", h.vocab_sum, checksum(vocabulary, vocab_room));
+    check_sum(path, "block of parameters", h.params_sum, checksum(params, floats));
     if (state && h.state_bytes) {
+        check_sum(path, "training state", h.state_sum,
+                  state_checksum(saved, moments, moments + floats, floats));
         memcpy(state, saved, sizeof *state);
-        saved += sizeof *state;
-        m->m = memcpy(xmalloc(floats), saved, floats);
-        m->v = memcpy(xmalloc(floats), saved + floats, floats);
-        if (h.state_sum != state_checksum(state, m->m, m->v, floats))
-            die(1, "%s: the training state is damaged: its checksum does not match", path);
+        m->m = memcpy(xmalloc(floats), moments, floats);
+        m->v = memcpy(xmalloc(floats), moments + floats, floats);
     }
-    if (h.vocab_bytes) {
-        char *copy = memcpy(xmalloc((size_t)h.vocab_bytes), file + HEADER, (size_t)h.vocab_bytes);
-        tokenizer_parse(&m->tokenizer, copy, (size_t)h.vocab_bytes, path);
-    } else {
-        tokenizer_bytes(&m->tokenizer);
-    }
-    model_place(m, &c, max_positions(&c, max_len, path), (float *)(void *)params, NULL);
+    if (h.vocab_bytes) tokenizer_parse(&m->tokenizer, vocabulary, (size_t)h.vocab_bytes, path);
+    else tokenizer_bytes(&m->tokenizer);
+    model_place(m, &c, c.seq_len, (float *)(void *)params, NULL);
     return h.state_bytes > 0;
 }
 
-int model_load(Model *m, const char *path, const char *tokenizer, int max_len, TrainState *state)
+int model_load(Model *m, const char *path, const char *tokenizer, TrainState *state)
 {
-    size_t size;
     int has_state = 0;
     *m = (Model){0};
-    char *file = file_map(path, &size);
-    if (!memcmp(file, MAGIC, sizeof MAGIC)) {
-        has_state = load_posenc(m, path, file, size, max_len, state);
-    } else {
-        load_llama2c(m, path, file, size, max_len);
-    }
-    m->map = file;
-    m->map_size = size;
-    Tokenizer own = m->tokenizer;
-    if (tokenizer) {
-        if (strcmp(tokenizer, "bytes")) tokenizer_load(&m->tokenizer, tokenizer);
-        else tokenizer_bytes(&m->tokenizer);
-    }
-    const Tokenizer *t = &m->tokenizer;
+    file_map(m, path);
+    if (memcmp(m->map, MAGIC, sizeof MAGIC)) load_llama2c(m, path);
+    else has_state = load_posenc(m, path, state);
+    Tokenizer own = m->tokenizer, *t = &m->tokenizer;
+    if (tokenizer) tokenizer_load(t, tokenizer);
     if (t->size && t->size != m->config.vocab_size)
         die(1, "%s: the model has %d tokens, its vocabulary %s has %d",
             path, m->config.vocab_size, tokenizer ? tokenizer : "inside", t->size);
-    if (tokenizer && own.size
-        && (own.file_size != t->file_size
-            || (t->file_size && memcmp(own.file, t->file, t->file_size))))
+    if (!tokenizer) return has_state;
+    if (own.size && (own.file_size != t->file_size || memcmp(own.file, t->file, t->file_size)))
         die(1, "%s: carries its own vocabulary, and %s is another one", path, tokenizer);
-    if (tokenizer) tokenizer_free(&own);
+    tokenizer_free(&own);
     return has_state;
 }
 
-/* ---- Command-line options -------------------------------------------------------------------- */
+/* ---- Command-line options -----------------------------------------------------------------------
+   The options of a program are a table, those of the encodings are rows behind it. First --help,
+   then reading a command line, then what is special about encodings. */
+
+static const char *joined(const char *const *words)    // "none linear ntk"
+{
+    static char text[256];
+    text[0] = 0;
+    for (size_t n = 0; *words; words++, n = strlen(text))
+        snprintf(text + n, sizeof text - n, "%s%s", n ? " " : "", *words);
+    return text;
+}
 
 void options_help(const Option *options, int n)
 {
-    for (const Option *o = options; o < options + n && o->name; o++) {
+    for (const Option *o = options; o < options + n; o++) {
         char left[64], value[64] = "";
         const char letter[] = { '-', o->letter, ' ', 0 };
         snprintf(left, sizeof left, "%s--%s%s%s", o->letter ? letter : "   ", o->name,
@@ -3122,13 +3053,63 @@ void options_help(const Option *options, int n)
     }
 }
 
-static const char *joined(const char *const *words)    // "none linear ntk"
+/* Reads `text` as the value of o, whose name, as it was written, is `shown`. */
+static void option_value(Option *o, const char *shown, const char *text)
 {
-    static char text[256];
-    text[0] = 0;
-    for (size_t n = 0; *words; words++, n = strlen(text))
-        snprintf(text + n, sizeof text - n, "%s%s", n ? " " : "", *words);
-    return text;
+    char *end = NULL;
+    double value = 0;
+    if (o->s) {
+        if (o->max > 1 && o->given > o->max) die(2, "%s can be given %g times", shown, o->max);
+        o->s[o->max > 1 ? o->given - 1 : 0] = text;
+        return;
+    }
+    if (o->words) {
+        int k = 0;
+        while (o->words[k] && strcasecmp(o->words[k], text)) k++;
+        if (!o->words[k]) die(2, "%s: \"%s\" is not one of %s", shown, text, joined(o->words));
+        *o->f = k;
+        return;
+    }
+    errno = 0;
+    if (o->f) *o->f = value = strtod(text, &end);
+    if (o->i) value = (double)strtoll(text, &end, 10);
+    if (o->u) *o->u = strtoull(text, &end, 10);
+    if (!*text || *end || strchr(" \t\n", *text) || (o->u && (errno || strchr(text, '-'))))
+        die(2, "%s: \"%s\" is not a %s", shown, text, o->f ? "number" : o->i ? "whole number"
+            : "whole number from 0 to 18446744073709551615");
+    if (!o->u && !(value >= o->min && value <= o->max))
+        die(2, "%s: %s is not between %.10g and %.10g", shown, text, o->min, o->max);
+    if (o->i) *o->i = (int)value;
+}
+
+int options_parse(Option *options, int argc, char **argv, void (*help)(void))
+{
+    int n = 0, plain = 0;
+    for (int i = 1; i < argc; i++) {
+        char *arg = argv[i];
+        if (plain || arg[0] != '-' || !arg[1]) { argv[n++] = arg; continue; }
+        if (!strcmp(arg, "--")) { plain = 1; continue; }
+        if (!strcmp(arg, "--help") || !strcmp(arg, "-h")) {
+            help();
+            output_check();
+            exit(0);
+        }
+        const int is_long = arg[1] == '-';
+        const size_t length = is_long ? strcspn(arg, "=") : strlen(arg);
+        Option *o = options;
+        while (o->name && (is_long ? strncmp(o->name, arg + 2, length - 2) || o->name[length - 2]
+                                   : length != 2 || o->letter != arg[1])) o++;
+        if (!o->name) die(2, "unknown option %s (--help lists them)", arg);
+        char shown[64];
+        snprintf(shown, sizeof shown, "%.*s", (int)length, arg);
+        const char *value = arg[length] ? arg + length + 1 : o->arg ? argv[++i] : NULL;
+        if (!o->arg && value) die(2, "%s takes no value", shown);
+        if (o->arg && !value) die(2, "%s needs a value (%s)", shown, o->arg);
+        o->given++;
+        if (o->arg) option_value(o, shown, value);
+        else *o->on = 1;
+    }
+    return n;
 }
 
 const char *pos_option_text(const PosOption *o, double value)
@@ -3147,9 +3128,7 @@ void options_add_pos(Option *end, int trained)
     int n = 0;
     for (const PosEnc *e = posencs; e->name; e++)
         for (const PosOption *p = e->options; p < e->options + POS_OPTIONS && p->name; p++) {
-            int k = 0;
-            while (k < n && strcmp(end[k].name, p->name)) k++;
-            if (k < n || (trained && p->shape)) continue;
+            if (trained && p->shape) continue;
             if (n == MOST_POS_OPTIONS - 1)
                 die(1, "the encodings have more than %d options", MOST_POS_OPTIONS - 1);
             end[n] = (Option){ .name = p->name, .arg = p->words ? "WORD" : "X", .help = p->help,
@@ -3180,77 +3159,6 @@ int options_apply_pos(Config *c, const Option *added)
         applied++;
     }
     return applied;
-}
-
-static void option_value(Option *o, const char *shown, const char *text)
-{
-    char *end = NULL;
-    if (o->s) {
-        if (o->given && o->given >= o->max && o->max > 1)
-            die(2, "%s can be given %g times", shown, o->max);
-        o->s[o->max > 1 ? o->given : 0] = text;
-        o->given++;
-        return;
-    }
-    o->given = 1;
-    if (o->words) {
-        int k = 0;
-        while (o->words[k] && strcasecmp(o->words[k], text)) k++;
-        if (!o->words[k]) die(2, "%s: \"%s\" is not one of %s", shown, text, joined(o->words));
-        *o->f = k;
-        return;
-    }
-    errno = 0;
-    double value = 0;
-    if (o->f) *o->f = value = strtod(text, &end);
-    if (o->i) value = (double)strtoll(text, &end, 10);
-    if (o->u) *o->u = strtoull(text, &end, 10);
-    if (!*text || *end || strchr(" \t\n", *text) || (o->u && (errno || strchr(text, '-'))))
-        die(2, "%s: \"%s\" is not a %s", shown, text,
-            o->f ? "number"
-            : o->u ? "whole number from 0 to 18446744073709551615" : "whole number");
-    if (!o->u && !(value >= o->min && value <= o->max))
-        die(2, "%s: %s is not between %.10g and %.10g", shown, text, o->min, o->max);
-    if (o->i) *o->i = (int)value;
-}
-
-int options_parse(Option *options, int argc, char **argv, void (*help)(void))
-{
-    int n = 0, plain = 0;
-    for (int i = 1; i < argc; i++) {
-        char *arg = argv[i], *equals = NULL;
-        if (plain || arg[0] != '-' || !arg[1]) { argv[n++] = arg; continue; }
-        if (!strcmp(arg, "--")) { plain = 1; continue; }
-        if (!strcmp(arg, "--help") || !strcmp(arg, "-h")) {
-            help();
-            output_check();
-            exit(0);
-        }
-        Option *o = options;
-        if (arg[1] == '-') {
-            equals = strchr(arg, '=');
-            const size_t length = equals ? (size_t)(equals - arg - 2) : strlen(arg + 2);
-            while (o->name && (strncmp(o->name, arg + 2, length) || o->name[length])) o++;
-        } else {
-            while (o->name && (arg[2] || o->letter != arg[1])) o++;
-        }
-        if (!o->name) die(2, "unknown option %s (--help lists them)", arg);
-        char shown[64];
-        const int is_long = arg[1] == '-';
-        snprintf(shown, sizeof shown, "%s%.*s", is_long ? "--" : "-", is_long ? 40 : 1,
-                 is_long ? o->name : arg + 1);
-        if (!o->arg) {
-            if (equals) die(2, "%s takes no value", shown);
-            *o->on = o->given = 1;
-        } else if (equals) {
-            option_value(o, shown, equals + 1);
-        } else if (i + 1 < argc) {
-            option_value(o, shown, argv[++i]);
-        } else {
-            die(2, "%s needs a value (%s)", shown, o->arg);
-        }
-    }
-    return n;
 }
 
 #endif

@@ -30,7 +30,7 @@
 typedef struct PosEnc PosEnc;
 enum { POS_OPTIONS = 8 };         // most options that an encoding can have
 
-typedef struct {                  // the shape of a model; saved with it
+typedef struct {                  // the shape of a model; its numbers are saved in this order
     int dim;                      // width of the residual stream
     int hidden_dim;               // width of the SwiGLU layer
     int n_layers, n_heads;

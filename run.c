@@ -457,7 +457,7 @@ int main(int argc, char **argv)
     threads = threads_set(threads);
 
     Model m;
-    model_load(&m, argv[0], tokenizer_file, longest, NULL);
+    model_load(&m, argv[0], tokenizer_file, NULL);
     Config *c = &m.config;
     const int changed = options_apply_pos(c, options + POS_OWN);
     const char *wrong = config_check(c);
@@ -467,7 +467,9 @@ int main(int argc, char **argv)
         die(1, "%s: has no vocabulary inside; name it with -z tokenizer.bin", argv[0]);
     if (!n_contexts) longest = contexts[n_contexts++] = c->seq_len;
     longest += first_position;
-    max_positions(c, longest, argv[0]);
+    if (longest > c->seq_len && c->pos->bounded)
+        die(1, "%s: %d positions were asked for, but %s has a row for each of the %d trained ones "
+            "and none beyond", argv[0], longest, c->pos->name, c->seq_len);
     if (!quiet && !encode) {
         fprintf(stderr, "run: %s: %.2fM parameters, encoding %s, trained length %d; "
                 "%s weights; %d thread%s (%s), vectors of %d floats\n",

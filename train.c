@@ -329,7 +329,7 @@ static void resume(Model *m, TrainState *s)
 {
     static const char *const hint =
         "; --resume goes on with the run as it was (--init starts a new one from its weights)";
-    if (!model_load(m, resume_file, options[TOKENIZER].given ? tokenizer_file : NULL, 0, s))
+    if (!model_load(m, resume_file, options[TOKENIZER].given ? tokenizer_file : NULL, s))
         die(1, "%s: has no training state to resume from; --init %s starts from its weights",
             resume_file, resume_file);
     const Config *c = &m->config, asked = requested(c, resume_file);
@@ -387,7 +387,7 @@ static void start(Model *m)
     Tokenizer t;
     Config c;
     if (init_file) {
-        model_load(&from, init_file, options[TOKENIZER].given ? tokenizer_file : NULL, 0, NULL);
+        model_load(&from, init_file, options[TOKENIZER].given ? tokenizer_file : NULL, NULL);
         if (!from.tokenizer.size)
             die(1, "%s: has no vocabulary inside; name it with --tokenizer", init_file);
         c = requested(&from.config, init_file);

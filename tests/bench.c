@@ -250,7 +250,7 @@ static void bench_start(void)
         Cache kv;
         const int token = 1;
         const double t0 = seconds();
-        model_load(&m, path, NULL, 0, NULL);
+        model_load(&m, path, NULL, NULL);
         cache_create(&kv, &m, s->ctx);
         model_decode(&m, &kv, &token, 1);
         time[i] = seconds() - t0;

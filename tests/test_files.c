@@ -50,7 +50,7 @@ static size_t naive_encode(const Tokenizer *t, const char *text, size_t length, 
         for (size_t i = 0; i + 1 < n; i++) {
             if (!start[i] || !start[i + 1]) continue;
             const int id = piece_find(t, start[i], bytes[i] + bytes[i + 1]);
-            if (id >= 0 && (best_id < 0 || t->score[id] > t->score[best_id]))
+            if (id >= 0 && (best_id < 0 || t->piece[id].score > t->piece[best_id].score))
                 best = i, best_id = id;
         }
         if (best_id < 0) break;
@@ -225,7 +225,7 @@ static void test_round_trip(void)
             model_train_begin(&a);
             fill(a.m, a.params.count, 5), fill(a.v, a.params.count, 6);
             model_save(&a, path_of("m.bin"), &state);
-            CHECK(model_load(&b, path_of("m.bin"), NULL, 0, &back) == 1);
+            CHECK(model_load(&b, path_of("m.bin"), NULL, &back) == 1);
             CHECK(!memcmp(&state, &back, sizeof state));
             CHECK(a.config.pos == b.config.pos && a.config.untied == b.config.untied);
             CHECK(!memcmp(a.config.pos_opt, b.config.pos_opt, sizeof c.pos_opt));
@@ -236,7 +236,7 @@ static void test_round_trip(void)
                   && !memcmp(a.tokenizer.file, b.tokenizer.file, a.tokenizer.file_size));
             model_free(&b);
             model_save(&a, path_of("m.bin"), NULL);
-            CHECK(model_load(&b, path_of("m.bin"), NULL, 0, NULL) == 0);
+            CHECK(model_load(&b, path_of("m.bin"), NULL, NULL) == 0);
             model_free(&a), model_free(&b);
         }
     context = "";
@@ -253,7 +253,7 @@ static int try_load(const char *path, int *lines)
         dup2(ends[1], STDERR_FILENO);
         Model m;
         TrainState state;
-        model_load(&m, path, NULL, 0, &state);
+        model_load(&m, path, NULL, &state);
         _exit(0);
     }
     close(ends[1]);
@@ -285,9 +285,7 @@ static void test_damage(void)
         model_train_begin(&m);
         static const char vocabulary[] = "\1\0\0\0" "\0\0\0\0\1\0\0\0a" "\0\0\0\0\1\0\0\0b"
                                          "\0\0\0\0\1\0\0\0c" "\0\0\0\0\1\0\0\0d";
-        const size_t vocabulary_size = sizeof vocabulary - 1;
-        char *copy = memcpy(xmalloc(vocabulary_size), vocabulary, vocabulary_size);
-        tokenizer_parse(&m.tokenizer, copy, vocabulary_size, "inside");
+        tokenizer_parse(&m.tokenizer, vocabulary, sizeof vocabulary - 1, "inside");
         TrainState state = { .step = 1 };
         const char *good = path_of("good.bin"), *bad = path_of("bad.bin");
         // one with a training state and all truncations; the loader is the same
@@ -351,7 +349,7 @@ static void test_llama2c(void)
             }
             if (untied) fwrite(p->wcls, 4, 50 * 24, f);
             fclose(f);
-            model_load(&got[version], path_of(name), NULL, 0, NULL);
+            model_load(&got[version], path_of(name), NULL, NULL);
             size_t size;
             int lines;
             char *file = file_read(path_of(name), &size);
