@@ -566,20 +566,6 @@ enum { VL = 4, MR = 6, NV = 2 };
 enum { NR = VL * NV };
 
 typedef float vec __attribute__((vector_size(VL * 4)));
-
-/* acc + a b of bf16 numbers, two of them in the place of a float: the two products are added. */
-#ifdef __AVX512BF16__
-#include <immintrin.h>
-enum { HAS_BF16 = 1 };
-static inline vec multiply_pairs(vec acc, vec a, vec b)
-{
-    return (vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
-}
-#else
-enum { HAS_BF16 = 0 };
-static inline vec multiply_pairs(vec acc, vec a, vec b) { (void)a, (void)b; return acc; }
-#endif
-
 typedef int32_t ivec __attribute__((vector_size(VL * 4)));
 typedef uint32_t uvec __attribute__((vector_size(VL * 4)));
 typedef vec vec_at __attribute__((aligned(4), may_alias));    // one in memory, at any float
@@ -587,15 +573,22 @@ const int vector_width = VL;
 
 #define INLINE static inline __attribute__((always_inline))
 
+/* acc + a b of bf16 numbers, two of them in the place of a float: both products are added. */
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+enum { HAS_BF16 = 1 };
+INLINE vec multiply_pairs(vec acc, float a, vec b)
+{
+    return (vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_ps(a), (__m512bh)b);
+}
+#else
+enum { HAS_BF16 = 0 };
+INLINE vec multiply_pairs(vec acc, float a, vec b) { (void)a, (void)b; return acc; }
+#endif
+
 INLINE vec load(const float *p) { return *(const vec_at *)p; }
 INLINE void store(float *p, vec v) { *(vec_at *)p = v; }
 INLINE vec splat(float x) { return (vec){0} + x; }
-INLINE vec splat_bits(const float *x)
-{
-    int32_t bits;
-    memcpy(&bits, x, sizeof bits);
-    return (vec)((ivec){0} + bits);
-}
 INLINE vec choose(ivec mask, vec a, vec b) { return (vec)((mask & (ivec)a) | (~mask & (ivec)b)); }
 INLINE vec vmax(vec a, vec b) { return choose(a > b, a, b); }
 INLINE float vsum(vec v)
@@ -633,7 +626,7 @@ INLINE vec vexp(vec x)
     return choose(x > splat(88.0f), splat(INFINITY), y);
 }
 
-/* The distance ahead in bytes at which `a` is asked for; 0: not at all. */
+/* `a` is asked for so many bytes ahead; 0: not at all. Four sums, so that none waits for another. */
 INLINE float dot_ahead(const float *a, const float *b, size_t n, const size_t ahead)
 {
     vec s[4] = {0};
@@ -673,6 +666,34 @@ static void scale_row(float *x, float factor, size_t n)
 
 static void zero(float *x, size_t n) { memset(x, 0, n * sizeof *x); }
 
+/* y_i = e^(sign x_i - shift); returns their sum. y may be x. */
+static float exp_row(float *y, const float *x, size_t n, float sign, float shift)
+{
+    vec sums = {0};
+    float sum = 0;
+    size_t i = 0;
+    for (; i + VL <= n; i += VL) {
+        const vec e = vexp(sign * load(x + i) - shift);
+        store(y + i, e);
+        sums += e;
+    }
+    for (; i < n; i++) sum += y[i] = expf(sign * x[i] - shift);
+    return sum + vsum(sums);
+}
+
+static float row_max(const float *x, size_t n)
+{
+    vec v[4];
+    size_t i = 0;
+    for (int k = 0; k < 4; k++) v[k] = splat(-INFINITY);
+    for (; i + 4 * VL <= n; i += 4 * VL)
+        for (int k = 0; k < 4; k++) v[k] = vmax(v[k], load(x + i + k * VL));
+    for (; i + VL <= n; i += VL) v[0] = vmax(v[0], load(x + i));
+    float m = vmaximum(vmax(vmax(v[0], v[1]), vmax(v[2], v[3])));
+    for (; i < n; i++) m = x[i] > m ? x[i] : m;
+    return m;
+}
+
 /* The micro-kernel, on which all products rest: an MR x (nv VL) tile of C from K steps of rank one,
    plus a tile of `plus`, which is stored like C and may be C, unless it is NULL. With `pairs`, the
    elements of A and B are pairs of bf16. nv and pairs are constants where it is called. Always a
@@ -687,7 +708,7 @@ INLINE void tile(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
         for (int j = 0; j < nv; j++) row[j] = load(b + j * VL);
         for (int i = 0; i < MR; i++)
             for (int j = 0; j < nv; j++)
-                acc[i][j] = pairs ? multiply_pairs(acc[i][j], splat_bits(a + i * a_row), row[j])
+                acc[i][j] = pairs ? multiply_pairs(acc[i][j], a[i * a_row], row[j])
                                   : acc[i][j] + a[i * a_row] * row[j];
     }
     for (int i = 0; i < MR; i++)
@@ -703,13 +724,13 @@ INLINE void tiles(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k
                   size_t ldb, size_t m, size_t n, size_t K, const float *plus, const int pairs)
 {
     for (size_t i = 0; i < m; i += MR) {
-        size_t j = 0;
-        for (; j + NR <= round_up(n, VL); j += NR)
-            tile(c + i * ldc + j, ldc, a + i * a_row, a_row, a_k, b + j, ldb, K,
-                 plus ? plus + i * ldc + j : NULL, NV, pairs);
-        for (; j < n; j += VL)
-            tile(c + i * ldc + j, ldc, a + i * a_row, a_row, a_k, b + j, ldb, K,
-                 plus ? plus + i * ldc + j : NULL, 1, pairs);
+        const float *a_i = a + i * a_row;
+        for (size_t j = 0; j < n; j += NR) {
+            const size_t at = i * ldc + j;
+            const float *add = plus ? plus + at : NULL;
+            if (n - j > VL) tile(c + at, ldc, a_i, a_row, a_k, b + j, ldb, K, add, NV, pairs);
+            else tile(c + at, ldc, a_i, a_row, a_k, b + j, ldb, K, add, 1, pairs);
+        }
     }
 }
 
@@ -728,57 +749,132 @@ static __attribute__((noinline)) void product_bf16(float *c, size_t ldc, const f
     tiles(c, ldc, a, a_row, a_k, b, ldb, m, n, K, plus, 1);
 }
 
-/* gemm's blocks (Goto & van de Geijn 2008): MC x KC floats of A (576 KiB) stay in the second cache,
-   KC x NC of B (2.3 MiB) in the third; KC x NR of B stream by MR x KC of A in the first. Long sums
-   pay: a tile of C is read and written once in KC. An A whose rows are contiguous stays unpacked
-   when it is used by no more than FEW columns. */
+/* gemm works through blocks that stay in a cache while they are used (Goto & van de Geijn 2008):
+
+             kc                  nc                        nc
+          +------+       +----+----+----+          +----+----+----+
+          |      | MR    |    |    |    |          |tile|tile|tile|
+      mc  +------+    kc |    |    |    |      mc  +----+----+----+
+          |      | MR    |    |    |    |          |tile|tile|tile|
+          +------+       +----+----+----+          +----+----+----+
+        A: slices of     B: panels of NR           C: a tile is read and written
+        MR rows, in the  columns, in the           once in kc; hence the large kc
+        second cache     third cache
+
+   packed: A and B are copied into the order in which the micro-kernel reads them, filled up with
+       zeros to whole slices and panels. Transposes end here, and so do elements that become bf16.
+   direct: an A whose rows are contiguous is read where it lies if B has no more than FEW columns.
+   turned: few rows times a large transposed matrix (a short prompt, some logits) would mostly be
+       packing of that matrix. C^T = B^T A^T makes it the A, read directly; the tiles of C are
+       transposed at the end. */
 enum { KC = 768, MC = 192, NC = 768, FEW = 256 };
 
-/* Packs `lanes` rows (of A) or columns (of B), `stride` apart, k-major: dst[k * lanes + r]; lanes
-   past `valid` are zero. A transpose happens here or not at all, in the shape of 4 x 4 blocks. */
-INLINE void pack(float *restrict dst, const float *restrict src, size_t stride, size_t s_k,
-                 size_t valid, const size_t lanes, size_t K)
+/* An operand as lanes of K elements, the rows of A or the columns of B: element k of lane i is
+   at[i * lane + k * step]. */
+typedef struct { const float *at; size_t lane, step; } Lanes;
+static Lanes lanes_from(Lanes l, size_t i, size_t k)
 {
-    typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
-    if (valid < lanes) memset(dst, 0, K * lanes * sizeof *dst);
-    if (stride == 1 && valid == lanes) {
-        for (size_t k = 0; k < K; k++) memcpy(dst + k * lanes, src + k * s_k, lanes * sizeof *dst);
-    } else if (s_k == 1 && valid == lanes && lanes % 4 == 0) {
-        size_t k = 0;
-        for (; k + 4 <= K; k += 4)
-            for (size_t r = 0; r < lanes; r += 4) {
-                const float *s = src + r * stride + k;
-                four a = *(const four *)s, b = *(const four *)(s + stride);
-                four c = *(const four *)(s + 2 * stride), d = *(const four *)(s + 3 * stride);
-                float *t = dst + k * lanes + r;
-                for (int i = 0; i < 4; i++)
-                    *(four *)(t + (size_t)i * lanes) = (four){a[i], b[i], c[i], d[i]};
-            }
-        for (; k < K; k++)
-            for (size_t r = 0; r < lanes; r++) dst[k * lanes + r] = src[r * stride + k];
-    } else {
-        for (size_t k = 0; k < K; k++)
-            for (size_t r = 0; r < valid; r++) dst[k * lanes + r] = src[r * stride + k * s_k];
-    }
+    l.at += i * l.lane + k * l.step;
+    return l;
 }
 
 static int bf16_products;
 int bf16_set(int on) { return bf16_products = on && HAS_BF16; }
 
-/* Packed elements k and k + 1 of a lane become a pair of bf16, each rounded to the nearest, ties to
-   even; the last of an odd K goes with a zero, for which src has room. */
-INLINE void pair_up(float *restrict dst, float *restrict src, const size_t lanes, size_t K)
+/* In place: elements k and k + 1 of a packed lane become a pair of bf16, each rounded to the
+   nearest, ties to even; the last of an odd K goes with a zero, for which there is room. */
+INLINE void pair_up(float *packed, const size_t lanes, size_t K)
 {
-    if (K % 2) memset(src + K * lanes, 0, lanes * sizeof *src);
+    typedef uint32_t bits __attribute__((may_alias));
+    bits *p = (bits *)packed;
+    if (K % 2) memset(p + K * lanes, 0, lanes * sizeof *p);
     for (size_t k = 0; k < K; k += 2)
-        for (size_t r = 0; r < lanes; r++) {
-            uint32_t low, high;
-            memcpy(&low, src + k * lanes + r, 4), memcpy(&high, src + (k + 1) * lanes + r, 4);
-            low += 0x7fff + (low >> 16 & 1), high += 0x7fff + (high >> 16 & 1);
-            low = low >> 16 | (high & 0xffff0000);
-            memcpy(dst + k / 2 * lanes + r, &low, 4);
+        for (size_t i = 0; i < lanes; i++) {
+            const uint32_t low = p[k * lanes + i], high = p[(k + 1) * lanes + i];
+            p[k / 2 * lanes + i] = (low + 0x7fff + (low >> 16 & 1)) >> 16
+                                   | ((high + 0x7fff + (high >> 16 & 1)) & 0xffff0000);
         }
 }
+
+/* dst[k * lanes + i] = element k of lane i, 0 for lanes past `valid`. A transpose goes by blocks of
+   4 x 4. */
+INLINE void pack(float *restrict dst, Lanes src, size_t valid, const size_t lanes, size_t K)
+{
+    typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
+    size_t k = 0;
+    if (valid < lanes) {
+        memset(dst, 0, K * lanes * sizeof *dst);
+    } else if (src.lane == 1) {
+        for (; k < K; k++) memcpy(dst + k * lanes, src.at + k * src.step, lanes * sizeof *dst);
+    } else if (src.step == 1 && lanes % 4 == 0) {
+        for (; k + 4 <= K; k += 4)
+            for (size_t i = 0; i < lanes; i += 4) {
+                const float *s = src.at + i * src.lane + k;
+                four a = *(const four *)s, b = *(const four *)(s + src.lane);
+                four c = *(const four *)(s + 2 * src.lane), d = *(const four *)(s + 3 * src.lane);
+                for (size_t x = 0; x < 4; x++)
+                    *(four *)(dst + (k + x) * lanes + i) = (four){a[x], b[x], c[x], d[x]};
+            }
+    }
+    for (; k < K; k++)
+        for (size_t i = 0; i < valid; i++) dst[k * lanes + i] = src.at[i * src.lane + k * src.step];
+}
+
+typedef struct {
+    float *c; size_t ldc;
+    const float *plus;
+    Lanes a, b;
+    size_t M, N, K, mc, nc, kc;
+    int turned, pairs, direct;
+    size_t room;                  // floats of a packed lane: kc, made even for pairs
+    float *packed_b;
+} Gemm;
+
+/* The tile of C at (row, col): c = a.b + plus over k0 and on. A whole one is written in place, one
+   at an edge or turned by way of scratch. */
+static void gemm_tile(const Gemm *g, size_t row, size_t col, size_t k0, Lanes a, const float *b)
+{
+    const size_t rows = min_size(MR, g->M - row), cols = min_size(NR, g->N - col);
+    const size_t high = g->turned ? cols : rows, wide = g->turned ? rows : cols;
+    const size_t at = g->turned ? col * g->ldc + row : row * g->ldc + col, ldc = g->ldc;
+    const size_t kn = min_size(g->kc, g->K - k0), steps = g->pairs ? div_up(kn, 2) : kn;
+    const int whole = rows == MR && cols == NR && !g->turned;
+    float *c = g->c + at, tile[MR * NR];
+    const float *plus = k0 ? c : g->plus ? g->plus + at : NULL;
+    // C is in no cache, or in that of another thread: asked for in time
+    for (size_t y = 0; y < high; y++)
+        for (size_t x = 0; x < wide; x += 16) __builtin_prefetch(c + y * ldc + x, 1);
+    (g->pairs ? product_bf16 : product)(whole ? c : tile, whole ? ldc : NR, a.at, a.lane, a.step,
+                                        b, NR, MR, cols, steps, whole ? plus : NULL);
+    if (whole) return;
+    for (size_t y = 0; y < high; y++)
+        for (size_t x = 0; x < wide; x++) {
+            const float sum = g->turned ? tile[x * NR + y] : tile[y * NR + x];
+            c[y * ldc + x] = sum + (plus ? plus[y * ldc + x] : 0);
+        }
+}
+
+/* Rows m0 to m1 of A, at most mc, times panels of the packed block of B that begins at (k0, n0). */
+static void gemm_block(const Gemm *g, size_t m0, size_t m1, size_t n0, size_t k0, Share panels,
+                       float *packed_a)
+{
+    const size_t kn = min_size(g->kc, g->K - k0);
+    const int direct = g->direct && m1 - m0 == MR;
+    for (size_t i = m0; !direct && i < m1; i += MR) {
+        float *slice = packed_a + (i - m0) * g->room;
+        pack(slice, lanes_from(g->a, i, k0), min_size(MR, m1 - i), MR, kn);
+        if (g->pairs) pair_up(slice, MR, kn);
+    }
+    for (size_t p = panels.from; p < panels.to; p++)
+        for (size_t i = m0; i < m1; i += MR) {
+            const Lanes packed = { packed_a + (i - m0) * g->room, 1, MR };
+            gemm_tile(g, i, n0 + p * NR, k0, direct ? lanes_from(g->a, i, k0) : packed,
+                      g->packed_b + p * NR * g->room);
+        }
+}
+
+/* The size of equal pieces of n that are no larger than `most`. */
+static size_t even(size_t n, size_t most) { return div_up(n, div_up(n, most)); }
 
 void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
           const float *b, size_t b_k, size_t b_col,
@@ -786,146 +882,76 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
 {
     if (!M || !N) return;
     SECTION(PRODUCTS);
-    // Few rows times a large transposed matrix, a short prompt or some logits: packing the large
-    // one would cost a good part of the product. C^T = B^T A^T makes it the A, which is read where
-    // it lies.
-    const int turned = b_k == 1 && M < N && M <= FEW;
-    if (turned) {
-        const float *matrix = a; a = b; b = matrix;
-        size_t n = a_row; a_row = b_col; b_col = n;
-        n = a_k; a_k = b_k; b_k = n;
-        n = M; M = N; N = n;
+    const Lanes la = { a, a_row, a_k }, lb = { b, b_col, b_k };
+    Gemm g = { c, ldc, plus, la, lb, M, N, K, .pairs = bf16_products };
+    if (b_k == 1 && M < N && M <= FEW) {
+        g.turned = 1;
+        g.a = lb, g.b = la;
+        g.M = N, g.N = M;
     }
-    const int pairs = bf16_products, direct = a_k == 1 && N <= FEW && !pairs;
-    // Threads share the tiles of MR rows, if there are few the panels of NR columns. Blocks of even
-    // size. Which thread computes an element, and in which block, changes no bit of it: only kc
-    // splits a sum, and it depends on K alone.
-    const size_t threads = (size_t)thread_count(), tiles = div_up(M, MR);
-    const int by_rows = tiles >= 2 * threads;
-    const size_t kc = div_up(K, div_up(K, pairs ? 2 * KC : KC));
-    const size_t nc = round_up(div_up(N, div_up(N, NC)), NR);
-    const size_t most = (by_rows ? div_up(tiles, threads) : tiles) * MR;
-    const size_t mc = direct ? MR : round_up(div_up(most, div_up(most, MC)), MR);
-    void (*const multiply)(float *, size_t, const float *, size_t, size_t, const float *, size_t,
-                           size_t, size_t, size_t, const float *) = pairs ? product_bf16 : product;
-    const size_t per_thread = mc * kc + (pairs ? NR * (kc + 1) : 0);
-    float *packed_b = workspace(kc * nc + threads * per_thread), *packed_a = packed_b + kc * nc;
+    g.direct = g.a.step == 1 && g.N <= FEW && !g.pairs;
+    // Threads share the slices of A, if there are few the panels of B. Which thread computes an
+    // element, and in which block, changes no bit of it: only kc splits a sum, and it depends on K
+    // alone.
+    const size_t threads = (size_t)thread_count(), slices = div_up(g.M, MR);
+    const int by_rows = slices >= 2 * threads;
+    const size_t most = (by_rows ? div_up(slices, threads) : slices) * MR;
+    g.kc = even(K, g.pairs ? 2 * KC : KC);
+    g.nc = round_up(even(g.N, NC), NR);
+    g.mc = g.direct ? MR : round_up(even(most, MC), MR);
+    g.room = round_up(g.kc, 2);
+    g.packed_b = workspace((g.nc + threads * g.mc) * g.room);
 
     #pragma omp parallel if (M * N * K > 1 << 18)
     {
-        const Share mine = by_rows ? share_of(tiles) : (Share){ 0, tiles };
-        const size_t end = min_size(M, mine.to * MR);
-        float *pa = packed_a + (size_t)thread_number() * per_thread, *unpaired = pa + mc * kc;
-        for (size_t n0 = 0; n0 < N; n0 += nc)
-            for (size_t k0 = 0; k0 < K; k0 += kc) {
-                const size_t nn = min_size(nc, N - n0), kn = min_size(kc, K - k0);
-                const size_t panels = div_up(nn, NR), steps = pairs ? div_up(kn, 2) : kn;
-                const float *add = k0 ? c : plus;
+        const Share rows = by_rows ? share_of(slices) : (Share){ 0, slices };
+        const size_t end = min_size(g.M, rows.to * MR);
+        float *packed_a = g.packed_b + (g.nc + (size_t)thread_number() * g.mc) * g.room;
+        for (size_t n0 = 0; n0 < g.N; n0 += g.nc)
+            for (size_t k0 = 0; k0 < K; k0 += g.kc) {
+                const size_t kn = min_size(g.kc, K - k0), left = g.N - n0;
+                const size_t panels = div_up(min_size(g.nc, left), NR);
                 #pragma omp for schedule(static) nowait
-                for (long p = 0; p < (long)panels; p++) {
-                    float *to = packed_b + (size_t)p * NR * kn;
-                    pack(pairs ? unpaired : to, b + k0 * b_k + (n0 + (size_t)p * NR) * b_col,
-                         b_col, b_k, min_size(NR, nn - (size_t)p * NR), NR, kn);
-                    if (pairs) pair_up(to, unpaired, NR, kn);
+                for (size_t p = 0; p < panels; p++) {
+                    float *panel = g.packed_b + p * NR * g.room;
+                    pack(panel, lanes_from(g.b, n0 + p * NR, k0), min_size(NR, left - p * NR), NR, kn);
+                    if (g.pairs) pair_up(panel, NR, kn);
                 }
                 barrier();
                 const Share across = by_rows ? (Share){ 0, panels } : share_of(panels);
-                for (size_t m0 = mine.from * MR; m0 < end && across.from < across.to; m0 += mc) {
-                    const size_t mn = min_size(mc, end - m0);
-                    const float *from = a + m0 * a_row + k0 * a_k;
-                    const int packed = !direct || mn < MR;
-                    for (size_t i = 0; packed && i < mn; i += MR) {
-                        pack(pairs ? unpaired : pa + i * kn, from + i * a_row, a_row, a_k,
-                             min_size(MR, mn - i), MR, kn);
-                        if (pairs) pair_up(pa + i * kn, unpaired, MR, kn);
-                    }
-                    for (size_t p = across.from; p < across.to; p++)
-                        for (size_t i = 0; i < mn; i += MR) {
-                            const size_t rows = min_size(MR, mn - i);
-                            const size_t cols = min_size(NR, nn - p * NR);
-                            const float *ta = packed ? pa + i * kn : from;
-                            const size_t ta_row = packed ? 1 : a_row, ta_k = packed ? MR : 1;
-                            const float *tb = packed_b + p * NR * kn;
-                            const size_t row = m0 + i, col = n0 + p * NR;
-                            const size_t at = turned ? col * ldc + row : row * ldc + col;
-                            const size_t high = turned ? cols : rows, wide = turned ? rows : cols;
-                            // C is in no cache, or in that of another thread: asked for in time
-                            for (size_t y = 0; y < high; y++)
-                                for (size_t x = 0; x < wide; x += 16)
-                                    __builtin_prefetch(c + at + y * ldc + x, 1);
-                            if (rows == MR && cols == NR && !turned) {
-                                multiply(c + at, ldc, ta, ta_row, ta_k, tb, NR, MR, NR, steps,
-                                         add ? add + at : NULL);
-                                continue;
-                            }
-                            float edge[MR * NR], edge_t[NR * MR];
-                            multiply(edge, NR, ta, ta_row, ta_k, tb, NR, MR, cols, steps, NULL);
-                            if (turned) pack(edge_t, edge, NR, 1, MR, MR, NR);
-                            const float *tile = turned ? edge_t : edge;
-                            const size_t step = turned ? MR : NR;
-                            for (size_t y = 0; y < high; y++)
-                                for (size_t x = 0; x < wide; x++)
-                                    c[at + y * ldc + x] = tile[y * step + x]
-                                                          + (add ? add[at + y * ldc + x] : 0);
-                        }
-                }
+                for (size_t m0 = rows.from * MR; m0 < end && across.from < across.to; m0 += g.mc)
+                    gemm_block(&g, m0, min_size(m0 + g.mc, end), n0, k0, across, packed_a);
                 barrier();
             }
     }
 }
 
-/* Elements below which threads cost more than they give. A region that if() makes serial still
-   costs as much as a small product, so what generation does for every token goes around it. */
+/* A loop over rows that threads share if they have more elements than MIN_PARALLEL. What generation
+   does for every token goes around the parallel region: one that if() makes serial still costs as
+   much as a small product. */
 enum { MIN_PARALLEL = 1 << 14 };
-
-static void matvec_rows(float *y, const float *x, const float *w, size_t n_in,
-                        size_t from, size_t to, const float *plus)
-{
-    for (size_t o = from; o < to; o++) {
-        const float sum = dot_ahead(w + o * n_in, x, n_in, 4096);
-        y[o] = plus ? plus[o] + sum : sum;
+#define FOR_ROWS(r, rows, elements, ...)                        \
+    if ((elements) > MIN_PARALLEL) {                            \
+        _Pragma("omp parallel for schedule(static)")            \
+        for (size_t r = 0; r < (rows); r++) __VA_ARGS__         \
+    } else {                                                    \
+        for (size_t r = 0; r < (rows); r++) __VA_ARGS__         \
     }
-}
 
-/* y (n_out) = W (n_out, n_in) x, plus `plus` unless it is NULL. Reads W once, from the first byte
-   to the last, and asks for it a page ahead: it runs at the speed of memory. */
-static void matvec(float *y, const float *x, const float *w, size_t n_in, size_t n_out,
-                   const float *plus)
-{
-    if (n_in * n_out <= MIN_PARALLEL) {
-        matvec_rows(y, x, w, n_in, 0, n_out, plus);
-        return;
-    }
-    #pragma omp parallel
-    {
-        const Share mine = share_of(n_out);
-        matvec_rows(y, x, w, n_in, mine.from, mine.to, plus);
-    }
-}
-
-/* int8 weights for generation: groups of 64 neighbours in a row share a scale,
-   w = scale q, q = round(127 w / max |w|); the last group of a row is filled up with zeros. Four
-   vectors of a group share one of 32-bit words, a byte q + 128 each: masks take them apart. */
+/* Matrices of generation as int8: groups of GROUP neighbours in a row share a scale, w = scale q,
+   q = round(127 w / max |w|); the last group of a row is filled up with zeros. Four vectors of a
+   group share one of 32-bit words, a byte q + 128 each: masks take them apart. */
 enum { GROUP = 64 };
 static size_t int8_place(size_t i) { return (i / (4 * VL) * VL + i % VL) * 4 + i / VL % 4; }
 
-static void quantize_rows(Quantized out, size_t first, const float *w, size_t n_in, size_t n_out)
+static void quantize_group(uint8_t *q, float *scale, const float *w, size_t n)
 {
-    const size_t groups = div_up(n_in, GROUP);
-    #pragma omp parallel for schedule(static)
-    for (long o = 0; o < (long)n_out; o++)
-        for (size_t g = 0; g < groups; g++) {
-            const float *from = w + (size_t)o * n_in + g * GROUP;
-            const size_t n = min_size(GROUP, n_in - g * GROUP);
-            const size_t at = (first + (size_t)o) * groups + g;
-            float most = 0;
-            for (size_t i = 0; i < n; i++) most = fabsf(from[i]) > most ? fabsf(from[i]) : most;
-            const float inverse = most > 0 ? 127 / most : 0;
-            out.scale[at] = most / 127;
-            for (size_t i = 0; i < GROUP; i++)
-                out.q[at * GROUP + int8_place(i)] =
-                    (uint8_t)(128 + (i < n ? lrintf(from[i] * inverse) : 0));
-        }
+    float most = 0;
+    for (size_t i = 0; i < n; i++) most = fabsf(w[i]) > most ? fabsf(w[i]) : most;
+    const float inverse = most > 0 ? 127 / most : 0;
+    *scale = most / 127;
+    for (size_t i = 0; i < GROUP; i++)
+        q[int8_place(i)] = (uint8_t)(128 + (i < n ? lrintf(w[i] * inverse) : 0));
 }
 
 /* A group: GROUP / VL vectors, without the scale. The first byte of a word in the fraction of 2^23,
@@ -942,100 +968,99 @@ INLINE void unpack(vec *w, const uint8_t *q)
     }
 }
 
-/* As matvec; x is followed by zeros to the end of its last group. */
-static void matvec_int8_rows(float *y, const float *x, Quantized w, size_t n_in,
-                             size_t from, size_t to, const float *plus)
+/* Row `row` of W times x, which is followed by zeros to the end of its last group. */
+INLINE float dot_int8(Quantized w, size_t row, const float *x, size_t groups)
+{
+    const uint8_t *q = w.q + row * groups * GROUP;
+    const float *scale = w.scale + row * groups;
+    vec sum = {0};
+    for (size_t g = 0; g < groups; g++, q += GROUP) {
+        vec part = {0}, weight[GROUP / VL];
+        __builtin_prefetch(q + 4096);
+        unpack(weight, q);
+        for (size_t i = 0; i < GROUP / VL; i++) part += weight[i] * load(x + g * GROUP + i * VL);
+        sum += scale[g] * part;
+    }
+    return vsum(sum);
+}
+
+/* n rows of W from row `first` on as fp32, valid until the next call. */
+static const float *dequantized(Quantized w, size_t first, size_t n, size_t n_in)
+{
+    static float *out;
+    static size_t room;
+    const size_t groups = div_up(n_in, GROUP);
+    out = grow(out, &room, n * n_in, sizeof *out);
+    #pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < n * groups; i++) {
+        const size_t at = first * groups + i, row = i / groups, column = i % groups * GROUP;
+        vec weight[GROUP / VL];
+        unpack(weight, w.q + at * GROUP);
+        for (int k = 0; k < GROUP / VL; k++) weight[k] *= w.scale[at];
+        memcpy(out + row * n_in + column, weight, min_size(GROUP, n_in - column) * sizeof *out);
+    }
+    return out;
+}
+
+/* y (n_out) = W (n_out, n_in) x, plus `plus` unless it is NULL; W is w, or int8 if that is there.
+   Reads W once, from the first byte to the last, and asks for it a page ahead: it runs at the speed
+   of memory. */
+static void matvec(float *y, const float *x, const float *w, Quantized int8, size_t n_in,
+                   size_t n_out, const float *plus)
 {
     const size_t groups = div_up(n_in, GROUP);
-    for (size_t o = from; o < to; o++) {
-        const uint8_t *q = w.q + o * groups * GROUP;
-        const float *scale = w.scale + o * groups;
-        vec sum = {0};
-        for (size_t g = 0; g < groups; g++, q += GROUP) {
-            vec part = {0}, weight[GROUP / VL];
-            __builtin_prefetch(q + 4096);
-            unpack(weight, q);
-            for (int i = 0; i < GROUP / VL; i++)
-                part += weight[i] * load(x + g * GROUP + (size_t)i * VL);
-            sum += scale[g] * part;
-        }
-        y[o] = vsum(sum) + (plus ? plus[o] : 0);
-    }
-}
-
-static void matvec_int8(float *y, const float *x, Quantized w, size_t n_in, size_t n_out,
-                        const float *plus)
-{
-    const size_t room = round_up(n_in, GROUP);
-    float *padded = workspace(room);
+    float *padded = workspace(groups * GROUP);
     memcpy(padded, x, n_in * sizeof *x);
-    memset(padded + n_in, 0, (room - n_in) * sizeof *x);
-    if (n_in * n_out <= MIN_PARALLEL) {
-        matvec_int8_rows(y, padded, w, n_in, 0, n_out, plus);
-        return;
-    }
-    #pragma omp parallel
-    {
-        const Share mine = share_of(n_out);
-        matvec_int8_rows(y, padded, w, n_in, mine.from, mine.to, plus);
-    }
-}
-
-/* Y (rows, n_out) = X W^T, plus `plus`: W becomes fp32 again, a piece that fits into the second
-   cache at a time. */
-static void gemm_int8(float *y, const float *x, Quantized w, size_t rows, size_t n_in,
-                      size_t n_out, const float *plus)
-{
-    static float *piece;
-    static size_t room;
-    const size_t groups = div_up(n_in, GROUP), at_once = min_size(n_out, div_up(1 << 18, n_in));
-    if (at_once * n_in > room) {
-        free(piece);
-        piece = xmalloc((room = at_once * n_in) * sizeof *piece);
-    }
-    for (size_t from = 0; from < n_out; from += at_once) {
-        const size_t n = min_size(at_once, n_out - from);
-        #pragma omp parallel for schedule(static)
-        for (long o = 0; o < (long)n; o++)
-            for (size_t g = 0; g < groups; g++) {
-                const size_t at = (from + (size_t)o) * groups + g;
-                vec weight[GROUP / VL];
-                unpack(weight, w.q + at * GROUP);
-                for (int i = 0; i < GROUP / VL; i++) weight[i] *= w.scale[at];
-                memcpy(piece + (size_t)o * n_in + g * GROUP, weight,
-                       min_size(GROUP, n_in - g * GROUP) * sizeof *piece);
-            }
-        gemm(y + from, n_out, x, n_in, 1, piece, 1, n_in, rows, n, n_in, plus ? plus + from : NULL);
-    }
+    memset(padded + n_in, 0, (groups * GROUP - n_in) * sizeof *x);
+    FOR_ROWS(o, n_out, n_in * n_out, {
+        const float sum = int8.q ? dot_int8(int8, o, padded, groups)
+                                 : dot_ahead(w + o * n_in, padded, n_in, 4096);
+        y[o] = plus ? plus[o] + sum : sum;
+    })
 }
 
 /* ---- Layers: forward and backward side by side ----------------------------------------------- */
 
-/* One matrix, or several that are multiplied by the same x: (n_out, n_in) altogether. Those that
-   stand behind each other in memory are one. */
+/* One matrix, or several that are multiplied by the same x: (n_out, n_in) altogether. */
 typedef struct {
     const float *w[3];
     size_t n_out[3];              // rows of each, 0 for those that are not there
     Quantized int8;               // all of them, read instead, if they are there
 } Matrices;
 
-/* y (rows, n_out) = x (rows, n_in) W^T, plus `plus` (rows, n_out) unless it is NULL.
+static Quantized quantized(Matrices m, size_t n_in)
+{
+    const size_t groups = div_up(n_in, GROUP), n = (m.n_out[0] + m.n_out[1] + m.n_out[2]) * groups;
+    const Quantized out = { xmalloc(n * sizeof *out.scale), xmalloc(n * GROUP) };
+    for (size_t k = 0, first = 0; k < 3; first += m.n_out[k++] * groups) {
+        #pragma omp parallel for schedule(static)
+        for (size_t i = 0; i < m.n_out[k] * groups; i++) {
+            const size_t row = i / groups, column = i % groups * GROUP;
+            quantize_group(out.q + (first + i) * GROUP, out.scale + first + i,
+                           m.w[k] + row * n_in + column, min_size(GROUP, n_in - column));
+        }
+    }
+    return out;
+}
+
+/* y (rows, n_out) = x (rows, n_in) W^T, plus `plus` (rows, n_out) unless it is NULL. Matrices that
+   stand behind each other in memory are multiplied as one; int8 becomes fp32 again for several
+   rows, a piece that fits into the second cache at a time.
    torch: y = F.linear(x, w) */
 static void linear_forward(float *y, const float *x, Matrices m, size_t rows, size_t n_in,
                            const float *plus)
 {
     const size_t n_out = m.n_out[0] + m.n_out[1] + m.n_out[2];
-    if (m.int8.q) {
-        if (rows == 1) matvec_int8(y, x, m.int8, n_in, n_out, plus);
-        else gemm_int8(y, x, m.int8, rows, n_in, n_out, plus);
-        return;
-    }
     for (size_t at = 0, k = 0, n; at < n_out; at += n) {
-        const float *w = m.w[k];
-        for (n = m.n_out[k++]; k < 3 && m.w[k] == w + n * n_in; k++) n += m.n_out[k];
-        const float *add = plus ? plus + at : NULL;
-        if (rows == 1) matvec(y + at, x, w, n_in, n, add);
-        else gemm(y + at, n_out, x, n_in, 1, w, 1, n_in, rows, n, n_in, add);
+        const float *w = m.w[k], *add = plus ? plus + at : NULL;
+        if (m.int8.q) n = rows == 1 ? n_out : min_size(n_out - at, div_up(1 << 18, n_in));
+        else for (n = m.n_out[k++]; k < 3 && m.w[k] == w + n * n_in; k++) n += m.n_out[k];
+        if (rows == 1) {
+            matvec(y + at, x, w, m.int8, n_in, n, add);
+        } else {
+            if (m.int8.q) w = dequantized(m.int8, at, n, n_in);
+            gemm(y + at, n_out, x, n_in, 1, w, 1, n_in, rows, n, n_in, add);
+        }
     }
 }
 
@@ -1047,25 +1072,20 @@ static void linear_backward(float *dx, float *dw, const float *dy, const float *
     gemm(dx, n_in, dy, n_out, 1, w, n_in, 1, rows, n_in, n_out, NULL);
 }
 
-/* RMSNorm (Zhang & Sennrich 2019): y = g x / rms, rms = sqrt(mean(x^2) + 1e-5) */
+/* RMSNorm (Zhang & Sennrich 2019): y = g x / rms, rms = sqrt(mean(x^2) + 1e-5)
+   torch: y = F.rms_norm(x, (n,), g, 1e-5) */
 static float rms_inverse(const float *x, size_t n)
 {
     return 1 / sqrtf(dot(x, x, n) / (float)n + 1e-5f);
 }
 
-static void rmsnorm_row(float *y, const float *x, const float *gain, size_t n)
-{
-    const float inverse = rms_inverse(x, n);
-    for (size_t i = 0; i < n; i++) y[i] = gain[i] * (x[i] * inverse);
-}
-
 static void rmsnorm_forward(float *y, const float *x, const float *gain, size_t rows, size_t n)
 {
     SECTION(LAYERS);
-    if (rows == 1) { rmsnorm_row(y, x, gain, n); return; }
-    #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
-    for (long r = 0; r < (long)rows; r++)
-        rmsnorm_row(y + (size_t)r * n, x + (size_t)r * n, gain, n);
+    FOR_ROWS(r, rows, rows * n, {
+        const float *xr = x + r * n, inverse = rms_inverse(xr, n);
+        for (size_t i = 0; i < n; i++) y[r * n + i] = gain[i] * (xr[i] * inverse);
+    })
 }
 
 /* With h = x / rms and w = g dy:  dx += (w - h mean(w h)) / rms;  dg += sum over rows of dy h */
@@ -1096,48 +1116,34 @@ static void rmsnorm_backward(float *dx, float *dgain, const float *dy, const flo
 }
 
 /* SwiGLU (Shazeer 2020): h = silu(a) b, silu(a) = a s, s = 1 / (1 + e^-a); a and b are the halves
-   of ab (rows, 2n) */
-static void swiglu_row(float *h, const float *a, const float *b, size_t n)
-{
-    size_t i = 0;
-    for (; i + VL <= n; i += VL) {
-        const vec x = load(a + i);
-        store(h + i, x / (1.0f + vexp(-x)) * load(b + i));
-    }
-    for (; i < n; i++) h[i] = a[i] / (1 + expf(-a[i])) * b[i];
-}
-
+   of ab (rows, 2n)
+   torch: h = F.silu(a) * b */
 static void swiglu_forward(float *h, const float *ab, size_t rows, size_t n)
 {
     SECTION(LAYERS);
-    if (rows == 1) { swiglu_row(h, ab, ab + n, n); return; }
-    #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
-    for (long r = 0; r < (long)rows; r++) {
-        const float *a = ab + (size_t)r * 2 * n;
-        swiglu_row(h + (size_t)r * n, a, a + n, n);
-    }
+    FOR_ROWS(r, rows, rows * n, {
+        const float *a = ab + r * 2 * n, *b = a + n;
+        float *hr = h + r * n;
+        exp_row(hr, a, n, -1, 0);
+        for (size_t i = 0; i < n; i++) hr[i] = a[i] / (1 + hr[i]) * b[i];
+    })
 }
 
 /* da = dh b (s + a s (1 - s));  db = dh silu(a), in the places of a and b */
 static void swiglu_backward(float *ab, const float *dh, size_t rows, size_t n)
 {
     SECTION(LAYERS);
-    #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
-    for (long r = 0; r < (long)rows; r++) {
-        float *a = ab + (size_t)r * 2 * n, *b = a + n;
-        const float *d = dh + (size_t)r * n;
-        size_t i = 0;
-        for (; i + VL <= n; i += VL) {
-            const vec x = load(a + i), s = 1.0f / (1.0f + vexp(-x)), silu = x * s, di = load(d + i);
-            store(a + i, di * load(b + i) * (s + silu * (1.0f - s)));
-            store(b + i, di * silu);
-        }
-        for (; i < n; i++) {
-            const float s = 1 / (1 + expf(-a[i])), silu = a[i] * s;
+    float *scratch = workspace((size_t)thread_count() * n);
+    FOR_ROWS(r, rows, rows * n, {
+        float *a = ab + r * 2 * n, *b = a + n, *e = scratch + (size_t)thread_number() * n;
+        const float *d = dh + r * n;
+        exp_row(e, a, n, -1, 0);
+        for (size_t i = 0; i < n; i++) {
+            const float s = 1 / (1 + e[i]), silu = a[i] * s;
             a[i] = d[i] * b[i] * (s + silu * (1 - s));
             b[i] = d[i] * silu;
         }
-    }
+    })
 }
 
 /* The position of row r of sequences of T tokens. */
@@ -1152,12 +1158,11 @@ static void embedding_forward(float *x, const float *E, const PosTables *pos,
                               size_t rows, size_t n)
 {
     SECTION(LAYERS);
-    #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
-    for (long r = 0; r < (long)rows; r++) {
-        float *xr = memcpy(x + (size_t)r * n, E + (size_t)tokens[r] * n, n * sizeof *x);
-        const size_t p = position_of(positions, (size_t)r, start, T);
+    FOR_ROWS(r, rows, rows * n, {
+        float *xr = memcpy(x + r * n, E + (size_t)tokens[r] * n, n * sizeof *x);
+        const size_t p = position_of(positions, r, start, T);
         if (pos->embed) axpy(xr, pos->embed_scale, pos->embed + p * n, n);
-    }
+    })
 }
 
 /* dE[token_t] += dx_t;  dtable[pos_t] += c dx_t. Threads share the columns, so every sum has the
@@ -1167,13 +1172,13 @@ static void embedding_backward(float *dE, const PosTables *dpos, const float *dx
 {
     SECTION(LAYERS);
     #pragma omp parallel for schedule(static) if (rows * n > MIN_PARALLEL)
-    for (long block = 0; block < (long)div_up(n, 16); block++) {
-        const size_t i0 = (size_t)block * 16, width = min_size(16, n - i0);
+    for (size_t i = 0; i < n; i += 16) {
+        const size_t width = min_size(16, n - i);
         for (size_t r = 0; r < rows; r++) {
             const size_t p = position_of(positions, r, 0, T);
-            axpy(dE + (size_t)tokens[r] * n + i0, 1, dx + r * n + i0, width);
-            if (dpos->embed)
-                axpy(dpos->embed + p * n + i0, dpos->embed_scale, dx + r * n + i0, width);
+            const float *dxr = dx + r * n + i;
+            axpy(dE + (size_t)tokens[r] * n + i, 1, dxr, width);
+            if (dpos->embed) axpy(dpos->embed + p * n + i, dpos->embed_scale, dxr, width);
         }
     }
 }
@@ -1181,48 +1186,24 @@ static void embedding_backward(float *dE, const PosTables *dpos, const float *dx
 /* The place `rotate`: turns the pairs (2i, 2i+1) of every head of q and k, which lie at the front
    of the rows of qkv, by the angle of the row's position; direction -1 is the transpose, hence the
    backward: it turns back, and a factor in cos and sin stays one. */
-static void rotate_row(float *x, const PosTables *pos, size_t p, int heads, int D, int direction)
-{
-    const int half = pos->rotary / 2;
-    const float *cosine = pos->cos + p * (size_t)half, *sine = pos->sin + p * (size_t)half;
-    for (int h = 0; h < heads; h++, x += D)
-        for (int i = 0; i < half; i++) {
-            const float a = x[2 * i], b = x[2 * i + 1], s = (float)direction * sine[i];
-            x[2 * i] = a * cosine[i] - b * s;
-            x[2 * i + 1] = a * s + b * cosine[i];
-        }
-}
-
 static void rotate(float *qkv, const PosTables *pos, const Config *c, const int *positions,
                    int start, int T, size_t rows, int direction)
 {
     SECTION(LAYERS);
     if (!pos->cos) return;
-    const int D = c->dim / c->n_heads, heads = c->n_heads + c->n_kv_heads;
+    const int D = c->dim / c->n_heads, heads = c->n_heads + c->n_kv_heads, half = pos->rotary / 2;
     const size_t width = (size_t)(c->n_heads + 2 * c->n_kv_heads) * (size_t)D;
-    if (rows == 1) {
-        rotate_row(qkv, pos, position_of(positions, 0, start, T), heads, D, direction);
-        return;
-    }
-    #pragma omp parallel for schedule(static) if (rows * width > MIN_PARALLEL)
-    for (long r = 0; r < (long)rows; r++)
-        rotate_row(qkv + (size_t)r * width, pos, position_of(positions, (size_t)r, start, T), heads,
-                   D, direction);
-}
-
-static float row_max(const float *x, size_t n)
-{
-    float m = -INFINITY;
-    size_t i = 0;
-    if (n >= VL) {
-        vec v[4] = { load(x), load(x), load(x), load(x) };    // none waits for another
-        for (; i + 4 * VL <= n; i += 4 * VL)
-            for (int k = 0; k < 4; k++) v[k] = vmax(v[k], load(x + i + k * VL));
-        for (; i + VL <= n; i += VL) v[0] = vmax(v[0], load(x + i));
-        m = vmaximum(vmax(vmax(v[0], v[1]), vmax(v[2], v[3])));
-    }
-    for (; i < n; i++) m = x[i] > m ? x[i] : m;
-    return m;
+    FOR_ROWS(r, rows, rows * width, {
+        const size_t p = position_of(positions, r, start, T) * (size_t)half;
+        const float *cosine = pos->cos + p, *sine = pos->sin + p;
+        float *x = qkv + r * width;
+        for (int h = 0; h < heads; h++, x += D)
+            for (int i = 0; i < half; i++) {
+                const float a = x[2 * i], b = x[2 * i + 1], s = (float)direction * sine[i];
+                x[2 * i] = a * cosine[i] - b * s;
+                x[2 * i + 1] = a * s + b * cosine[i];
+            }
+    })
 }
 
 /* Softmax and cross entropy of one row: returns log(sum e^x) - x[target]. The row is
@@ -1235,19 +1216,9 @@ static float cross_entropy(float *x, size_t n, int target, float scale)
         memset(x, 0, n * sizeof *x);
         return 0;
     }
-    const float m = row_max(x, n), at_target = x[target];
-    vec sums = {0};
-    float sum = 0;
-    size_t i = 0;
-    for (; i + VL <= n; i += VL) {
-        const vec e = vexp(load(x + i) - m);
-        store(x + i, e);
-        sums += e;
-    }
-    for (; i < n; i++) sum += x[i] = expf(x[i] - m);
-    sum += vsum(sums);
+    const float m = row_max(x, n), at_target = x[target], sum = exp_row(x, x, n, 1, m);
     if (scale != 0) {
-        for (i = 0; i < n; i++) x[i] *= scale / sum;
+        for (size_t i = 0; i < n; i++) x[i] *= scale / sum;
         x[target] -= scale;
     }
     return logf(sum) + m - at_target;
@@ -1257,9 +1228,9 @@ static void cross_entropy_rows(float *losses, float *logits, const int *targets,
                                size_t V, float scale)
 {
     SECTION(LOSS);
-    #pragma omp parallel for schedule(static) if (rows * V > MIN_PARALLEL)
-    for (long r = 0; r < (long)rows; r++)
-        losses[r] = cross_entropy(logits + (size_t)r * V, V, targets[r], scale);
+    FOR_ROWS(r, rows, rows * V, {
+        losses[r] = cross_entropy(logits + r * V, V, targets[r], scale);
+    })
 }
 
 /* ---- Attention ----------------------------------------------------------------------------------
@@ -2046,16 +2017,6 @@ void model_free(Model *m)
     *m = (Model){0};
 }
 
-/* Up to three matrices as one, as linear_forward multiplies them. */
-static Quantized quantized(Matrices m, size_t n_in)
-{
-    const size_t blocks = (m.n_out[0] + m.n_out[1] + m.n_out[2]) * div_up(n_in, GROUP);
-    const Quantized out = { xmalloc(blocks * sizeof *out.scale), xmalloc(blocks * GROUP) };
-    for (size_t k = 0, at = 0; k < 3; at += m.n_out[k++])
-        quantize_rows(out, at, m.w[k], n_in, m.n_out[k]);
-    return out;
-}
-
 void model_quantize(Model *m)
 {
     const Config *c = &m->config;
@@ -2268,18 +2229,15 @@ double model_update(Model *m, int64_t step, const AdamW *o, float lr)
 {
     SECTION(OPTIMIZER);
     const Params *p = &m->params;
-    float *g = m->grads.data;
+    float *restrict w = p->data, *restrict g = m->grads.data;
+    float *restrict m1 = m->m, *restrict m2 = m->v;
     double squares[PIECES], sum = 0;
     #pragma omp parallel for schedule(static) if (p->count > MIN_PARALLEL)
     for (int piece = 0; piece < PIECES; piece++) {
         const size_t end = piece_start(p->count, piece + 1);
-        double s = 0;
-        // fp32 only within a block
-        for (size_t i = piece_start(p->count, piece); i < end; i += 4096) {
-            const size_t n = min_size(4096, end - i);
-            s += (double)dot(g + i, g + i, n);
-        }
-        squares[piece] = s;
+        squares[piece] = 0;
+        for (size_t i = piece_start(p->count, piece); i < end; i += 4096)    // fp32 within a block
+            squares[piece] += (double)dot(g + i, g + i, min_size(4096, end - i));
     }
     for (int piece = 0; piece < PIECES; piece++) sum += squares[piece];
     const double norm = sqrt(sum);
@@ -2290,21 +2248,15 @@ double model_update(Model *m, int64_t step, const AdamW *o, float lr)
     const float scale = o->clip > 0 && norm > (double)o->clip ? o->clip / (float)norm : 1;
     const float correct1 = 1 / (float)(1 - pow((double)o->beta1, (double)step));
     const float correct2 = 1 / (float)(1 - pow((double)o->beta2, (double)step));
-    float *restrict w = p->data, *restrict dw = g, *restrict m1 = m->m, *restrict m2 = m->v;
-    #pragma omp parallel for schedule(static) if (p->count > MIN_PARALLEL)
-    for (int piece = 0; piece < PIECES; piece++) {
-        const size_t start = piece_start(p->count, piece), stop = piece_start(p->count, piece + 1);
-        for (int k = 0; k < p->n_tensors; k++) {
-            const Tensor *t = &p->tensors[k];
-            const float decay = t->kind == GAIN || t->kind == POSITION ? 0 : o->weight_decay;
-            const size_t end = min_size(stop, t->offset + t->count);
-            for (size_t i = start > t->offset ? start : t->offset; i < end; i++) {
-                const float d = dw[i] * scale;
-                m1[i] = o->beta1 * m1[i] + (1 - o->beta1) * d;
-                m2[i] = o->beta2 * m2[i] + (1 - o->beta2) * d * d;
-                w[i] -= lr * (m1[i] * correct1 / (sqrtf(m2[i] * correct2) + o->eps) + decay * w[i]);
-                dw[i] = 0;
-            }
+    for (const Tensor *t = p->tensors; t < p->tensors + p->n_tensors; t++) {
+        const float decay = t->kind == GAIN || t->kind == POSITION ? 0 : o->weight_decay;
+        #pragma omp parallel for schedule(static) if (t->count > MIN_PARALLEL)
+        for (size_t i = t->offset; i < t->offset + t->count; i++) {
+            const float d = g[i] * scale;
+            m1[i] = o->beta1 * m1[i] + (1 - o->beta1) * d;
+            m2[i] = o->beta2 * m2[i] + (1 - o->beta2) * d * d;
+            w[i] -= lr * (m1[i] * correct1 / (sqrtf(m2[i] * correct2) + o->eps) + decay * w[i]);
+            g[i] = 0;
         }
     }
     return norm;
@@ -2341,14 +2293,15 @@ const float *model_decode(Model *m, Cache *kv, const int *tokens, int n)
     return kv->logits;
 }
 
+enum { SUM_BLOCK = 64 * VL };         // of weights that are summed in fp32
+
 /* Sum of the weights w_i >= t, each counted as 1 when `count`; n is a multiple of VL. */
 static double sum_from(const float *w, size_t n, float t, int count)
 {
-    enum { BLOCK = 64 * VL };    // fp32 only within a block
     double sum = 0;
-    for (size_t i = 0; i < n; i += BLOCK) {
+    for (size_t i = 0; i < n; i += SUM_BLOCK) {
         vec s = {0};
-        for (size_t j = i; j < min_size(n, i + BLOCK); j += VL) {
+        for (size_t j = i; j < min_size(n, i + SUM_BLOCK); j += VL) {
             const vec x = load(w + j);
             s += choose(x >= t, count ? splat(1) : x, splat(0));
         }
@@ -2357,44 +2310,30 @@ static double sum_from(const float *w, size_t n, float t, int count)
     return sum;
 }
 
-/* The largest t for which sum_from is `enough` or more, by bisection: floats that are not negative
-   are ordered like their bits. 0 when there is none. *above: the sum of what is heavier than t. */
-static float threshold(const float *w, size_t n, double enough, int count, double *above)
+/* Keeps the heaviest weights, as few as sum up to `enough` (or, when `count`, are so many), and
+   sets the others to 0; of equal ones the first are kept. Their threshold is found by bisection:
+   floats that are not negative are ordered like their bits, and 30 passes over vectors are faster
+   than a sort. */
+static void keep_heaviest(float *w, size_t n, double enough, int count)
 {
     uint32_t low = 0, high = 0x3f800001;    // the largest weight is 1
-    float t;
-    *above = 0;
+    double surplus = 0;
+    float t = 0;
     while (high - low > 1) {
         const uint32_t middle = low + (high - low) / 2;
         memcpy(&t, &middle, sizeof t);
         const double sum = sum_from(w, n, t, count);
-        if (sum >= enough) low = middle;
-        else high = middle, *above = sum;
+        if (sum >= enough) low = middle, surplus = sum - enough;
+        else high = middle;
     }
     memcpy(&t, &low, sizeof t);
-    return t;
-}
-
-/* Sets to 0 what is lighter than t, and of those that weigh t all but the first `equal`: few blocks
-   have any of them. */
-static void keep_heaviest(float *w, size_t n, float t, double equal)
-{
-    enum { BLOCK = 64 * VL };
-    for (size_t i = 0; i < n; i += BLOCK) {
-        const size_t end = min_size(n, i + BLOCK);
-        int equals = 0;
-        for (size_t j = i; j < end; j++) {
-            equals += w[j] == t;
-            w[j] = w[j] >= t ? w[j] : 0;
-        }
-        for (size_t j = i; equals && j < end; j++) if (w[j] == t && equal-- <= 0) w[j] = 0;
-    }
+    for (size_t i = 0; i < n; i++) w[i] = w[i] >= t ? w[i] : 0;
+    for (size_t i = n; i-- > 0 && surplus >= (count ? 1 : (double)t); )    // the last of equals
+        if (w[i] == t) w[i] = 0, surplus -= count ? 1 : (double)t;
 }
 
 int sample(const float *logits, int V, float temperature, int top_k, float top_p, double u)
 {
-    static float *w;
-    static size_t room;
     const size_t n = (size_t)V, padded = round_up(n, VL);
     const float most = row_max(logits, n);
     int finite = isfinite(most), best = 0;
@@ -2402,34 +2341,21 @@ int sample(const float *logits, int V, float temperature, int top_k, float top_p
     if (!finite) return -1;
     while (logits[best] != most) best++;
     if (temperature == 0 || top_k == 1 || top_p == 0) return best;
-    if (padded > room) {
-        free(w);
-        w = xmalloc((room = padded) * sizeof *w);
-    }
     // Probabilities up to a factor, e^((x - x_best) / temperature): the largest is 1.
-    memcpy(w, logits, n * sizeof *w);
+    float *w = memcpy(workspace(padded), logits, n * sizeof *w);
     for (size_t i = n; i < padded; i++) w[i] = -INFINITY;
     for (size_t i = 0; i < padded; i += VL) store(w + i, vexp((load(w + i) - most) / temperature));
-    double above;
-    if (top_k > 0 && top_k < V) {
-        const float t = threshold(w, padded, top_k, 1, &above);
-        keep_heaviest(w, padded, t, top_k - above);
+    if (top_k > 0 && top_k < V) keep_heaviest(w, padded, top_k, 1);
+    // The nucleus: the smallest set of at least top_p (Holtzman et al. 2020).
+    if (top_p < 1) keep_heaviest(w, padded, (double)top_p * sum_from(w, padded, 0, 0), 0);
+    double left = u * sum_from(w, padded, 0, 0);
+    size_t i = 0;
+    for (; i < padded; i += SUM_BLOCK) {    // whole blocks first
+        const double block = sum_from(w + i, min_size(SUM_BLOCK, padded - i), 0, 0);
+        if (left < block) break;
+        left -= block;
     }
-    double total = sum_from(w, padded, 0, 0);
-    if (top_p < 1) {    // the nucleus: the smallest set of at least top_p (Holtzman et al. 2020)
-        const double enough = (double)top_p * total;
-        const float t = threshold(w, padded, enough, 0, &above);
-        keep_heaviest(w, padded, t, t > 0 ? ceil((enough - above) / (double)t) : 0);
-        total = sum_from(w, padded, 0, 0);
-    }
-    double left = u * total;
-    for (size_t i = 0; i < padded; i += 64 * VL) {    // whole blocks first
-        const size_t end = min_size(padded, i + 64 * VL);
-        const double block = sum_from(w + i, end - i, 0, 0);
-        for (size_t j = i; left < block && j < end; j++)
-            if ((left -= (double)w[j]) < 0) return (int)j;
-        left -= left < block ? 0 : block;
-    }
+    for (; i < padded; i++) if ((left -= (double)w[i]) < 0) return (int)i;
     return best;
 }
 

@@ -111,7 +111,7 @@ static void test_matvec(void)
         for (size_t m = 1; m < 20; m++) {
             float w[70 * 20], x[70], y[20];
             fill(w, m * n, 1), fill(x, n, 2);
-            matvec(y, x, w, n, m, NULL);
+            matvec(y, x, w, (Quantized){0}, n, m, NULL);
             for (size_t i = 0; i < m; i++) {
                 double sum = 0;
                 for (size_t k = 0; k < n; k++) sum += (double)w[i * n + k] * (double)x[k];
@@ -128,10 +128,11 @@ static void test_int8(void)
     for (size_t n = 1; n < 200; n += 33) {
         float w[200 * OUT], x[200 * ROWS_X], y[OUT], many[ROWS_X * OUT], plus[ROWS_X * OUT];
         fill(w, n * OUT, 1), fill(x, n * ROWS_X, 2), fill(plus, ROWS_X * OUT, 3);
-        const Quantized q = quantized((Matrices){ { w, w + 4 * n }, { 4, OUT - 4 }, {0} }, n);
-        gemm_int8(many, x, q, ROWS_X, n, OUT, plus);
+        Matrices m = { { w, w + 4 * n }, { 4, OUT - 4 }, {0} };
+        const Quantized q = m.int8 = quantized(m, n);
+        linear_forward(many, x, m, ROWS_X, n, plus);
         for (size_t r = 0; r < ROWS_X; r++) {
-            matvec_int8(y, x + r * n, q, n, OUT, plus + r * OUT);
+            linear_forward(y, x + r * n, m, 1, n, plus + r * OUT);
             for (size_t o = 0; o < OUT; o++) {
                 double sum = (double)plus[r * OUT + o], room = 1e-4;
                 for (size_t g = 0; g < n; g += GROUP) {
