@@ -127,6 +127,9 @@ static Config requested(const Config *file, const char *path)
     return c;
 }
 
+// A line on stderr, unless --quiet.
+#define note(format, ...) (quiet ? 0 : fprintf(stderr, "train: " format "\n", __VA_ARGS__))
+
 /* ---- Data ------------------------------------------------------------------------------------ */
 
 typedef struct {
@@ -139,24 +142,12 @@ typedef struct {    // what is validated on
     Example *example; size_t n;
 } Validation;
 
-static void note(const char *format, ...) __attribute__((format(printf, 1, 2)));
-static void note(const char *format, ...)
-{
-    va_list args;
-    if (quiet) return;
-    va_start(args, format);
-    vfprintf(stderr, format, args);
-    va_end(args);
-    fputc('\n', stderr);
-}
-
 static Text read_texts(char **paths, int n)    // all as one text
 {
     Text all = {0};
     for (int i = 0; i < n; i++) {
         const size_t before = all.n, converted = text_append(&all, paths[i]);
-        if (converted)
-            note("train: %s: %zu carriage returns were read as newlines", paths[i], converted);
+        if (converted) note("%s: %zu carriage returns were read as newlines", paths[i], converted);
         if (all.n == before) die(1, "%s: the file is empty", paths[i]);
     }
     return all;
@@ -287,20 +278,18 @@ static const char *minutes(double s)
     return text;
 }
 
-/* Opens the log; after a resume it keeps its rows up to `step`, which stand in order. */
+/* Opens the log; after a resume the rows up to `step` are kept and none later. */
 static FILE *log_open(int64_t step)
 {
-    static const char title[] = "step\ttokens\ttrain_loss\tval_loss\tlr\tgrad_norm\tms\ttok_s\n";
     size_t size;
     char *old = step && !access(log_file, F_OK) ? file_read(log_file, &size) : NULL;
-    const char *row = old && !strncmp(old, title, strlen(title)) ? old + strlen(title) : old;
-    const char *end = row;
-    for (const char *next; end && (next = strchr(end, '\n')) && atoll(end) <= step; end = next + 1) {}
     FILE *f = fopen(log_file, "w");
     if (!f) die(1, "%s: %s", log_file, strerror(errno));
-    fputs(title, f);
-    if (row) fwrite(row, 1, (size_t)(end - row), f);
-    fflush(f);
+    fputs("step\ttokens\ttrain_loss\tval_loss\tlr\tgrad_norm\tms\ttok_s\n", f);
+    for (char *row = old, *end; row && (end = strchr(row, '\n')); row = end + 1) {
+        const long long at = atoll(row);
+        if (at >= 1 && at <= step) fwrite(row, 1, (size_t)(end - row + 1), f);
+    }
     free(old);
     return f;
 }
@@ -358,7 +347,7 @@ static void take_weights(Model *m, const Model *from)
         if (f < end && f->count == t->count && same_encoding)
             memcpy(m->params.data + t->offset, from->params.data + f->offset,
                    t->count * sizeof(float));
-        else note("train: %s is not in %s with this size: initialised", t->name, init_file);
+        else note("%s is not in %s with this size: initialised", t->name, init_file);
     }
 }
 
@@ -383,7 +372,7 @@ static void start(Model *m)
     ctx = c.seq_len;
     const double params = (double)config_params(&c);
     const double activations = (double)model_scratch_floats(&c, batch, ctx);
-    note("train: %s parameters and %s floats of activations: %.0f MiB", human(params),
+    note("%s parameters and %s floats of activations: %.0f MiB", human(params),
          human(activations), (4 * params + activations) * 4 / (1 << 20));
     model_create(m, &c, ctx);
     model_init(m, seed);
@@ -550,13 +539,13 @@ static void train(Model *m, TrainState *state, Tokens data, Validation val)
     if (state->best_step)
         snprintf(best, sizeof best, "best val %.4f at step %lld", state->best_val,
                  (long long)state->best_step);
-    note("train: %s after step %lld in %s, %s tok/s, %s, peak memory %.0f MiB, saved %s",
+    note("%s after step %lld in %s, %s tok/s, %s, peak memory %.0f MiB, saved %s",
          interrupted && state->step < steps ? "interrupted" : "done", (long long)state->step,
          minutes(elapsed),
          human((double)(state->step - first) * step_tokens / (elapsed > 0 ? elapsed : 1)), best,
          peak_mib(), out);
     if (profiled) print_profile(&spent, in_steps);
-    if (state->step < steps) note("train: go on with --resume %s and the same text", out);
+    if (state->step < steps) note("go on with --resume %s and the same text", out);
 }
 
 static double root_mean_square(const float *x, size_t n)
@@ -569,25 +558,25 @@ static double root_mean_square(const float *x, size_t n)
 static void describe(const Model *m, Tokens data, Tokens val, size_t bytes)
 {
     const Config *c = &m->config;
-    note("train: %s parameters (%d layers, %d heads, %d wide, %d hidden, %d tokens), "
+    note("%s parameters (%d layers, %d heads, %d wide, %d hidden, %d tokens), "
          "encoding %s, context %d, seed %llu",
          human((double)m->params.count), c->n_layers, c->n_heads, c->dim, c->hidden_dim,
          c->vocab_size, c->pos->name, c->seq_len, (unsigned long long)seed);
-    note("train: %s tokens to train on, %s to validate, %.2f bytes each; "
+    note("%s tokens to train on, %s to validate, %.2f bytes each; "
          "%d thread%s (%s), vectors of %d floats", human((double)data.n), human((double)val.n),
          (double)bytes / (double)(data.n + val.n), threads, threads > 1 ? "s" : "", threads_kind,
          vector_width);
     if (answers)
-        note("train: %zu lines to train on, %zu to validate, whose answers behind \"%s\" count",
+        note("%zu lines to train on, %zu to validate, whose answers behind \"%s\" count",
              data.lines, val.lines, answers);
     if (resume_file) return;
     if (m->pos.embed)
-        note("train: the embedding has a standard deviation (around 0) of %.4f, "
+        note("the embedding has a standard deviation (around 0) of %.4f, "
              "the encoding that is added to it %.4f",
              root_mean_square(m->params.token_embedding, (size_t)c->vocab_size * (size_t)c->dim),
              (double)m->pos.embed_scale
              * root_mean_square(m->pos.embed, (size_t)c->seq_len * (size_t)c->dim));
-    note("train: a guess among all tokens has a loss of ln %d = %.4f", c->vocab_size,
+    note("a guess among all tokens has a loss of ln %d = %.4f", c->vocab_size,
          log(c->vocab_size));
 }
 
@@ -646,7 +635,7 @@ int main(int argc, char **argv)
         if (signal(stops[i], on_signal) == SIG_IGN) signal(stops[i], SIG_IGN);
     if (resume_file && state.step >= last_step()) {
         if (options[OUT].given) model_save(&m, out, &state);
-        note("train: %s is at step %lld of %d: nothing to do%s%s", resume_file,
+        note("%s is at step %lld of %d: nothing to do%s%s", resume_file,
              (long long)state.step, steps, options[OUT].given ? "; saved " : "",
              options[OUT].given ? out : "");
     } else {
