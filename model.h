@@ -296,9 +296,11 @@ const char *tokenizer_decode(const Tokenizer *t, int token, int first, int *leng
    targets are tokens answer .. end-1; what it reads is all but its last token. */
 typedef struct { size_t at, answer, end; } Example;
 static inline size_t example_inputs(Example e) { return e.end - 1 - e.at; }
+/* By the number of tokens that they read, then by place. */
+void examples_sort(Example *e, size_t n);
 /* Mean loss in nats over all targets of n examples, NaN if there are none. losses[k] receives the
    loss of token k, unless it is NULL. Every example begins at position first_position. Neighbours
-   that read equally many tokens share a batch: sort them. */
+   that read equally many tokens share a batch. */
 double examples_loss(Model *m, float *losses, const int *tokens, const Example *e, size_t n,
                      int first_position);
 /* The lines of a text in order, *count, which the caller frees; the first mark of a line ends its
@@ -2818,6 +2820,14 @@ static int tokenizer_byte(const Tokenizer *t, char c)
 }
 
 /* ---- Evaluation ------------------------------------------------------------------------------ */
+
+static int example_compare(const void *a, const void *b)
+{
+    const Example *p = a, *q = b;
+    const size_t n = example_inputs(*p), k = example_inputs(*q);
+    return n != k ? (n < k ? -1 : 1) : p->at < q->at ? -1 : p->at > q->at;
+}
+void examples_sort(Example *e, size_t n) { qsort(e, n, sizeof *e, example_compare); }
 
 double examples_loss(Model *m, float *losses, const int *tokens, const Example *e, size_t n,
                      int first_position)

@@ -167,45 +167,34 @@ static void evaluate(Model *m, const int *contexts, int n_contexts)
     free(ids), free(losses);
 }
 
-static size_t question(Example line) { return line.answer - 1 - line.at; }
-
-static int by_question(const void *a, const void *b)    // lines of a length together
-{
-    const Example *p = a, *q = b;
-    const size_t x[] = { question(*p), example_inputs(*p), p->at };
-    const size_t y[] = { question(*q), example_inputs(*q), q->at };
-    int i = 0;
-    while (i < 2 && x[i] == y[i]) i++;
-    return x[i] < y[i] ? -1 : x[i] > y[i];
-}
-
 typedef struct { size_t lines, exact, tokens; double loss; } Answers;    // loss: the sum
 
-/* Adds the first of n lines, and those behind it that are like it, to *a; returns how many. A line
-   is exact if every token of its answer and its newline is the likeliest after the true ones before
-   it, which by induction is that greedy generation gives them. */
+/* Adds the first of n lines, and those behind it that are as long, to a[length of the question];
+   returns how many. A line is exact if every token of its answer and its newline is the likeliest
+   after the true ones before it, which by induction is that greedy generation gives them. */
 static size_t judge(Model *m, Answers *a, const int *ids, const Example *line, size_t n)
 {
     enum { LOGITS = 1 << 18 };    // floats of logits at a time, or those of one line
     const size_t V = (size_t)m->config.vocab_size, T = example_inputs(*line);
     const size_t most = min_size(n, LOGITS / (T * V) + 1);
     int *x = xmalloc(most * T * sizeof *x);
-    float *logits = xmalloc(most * T * V * sizeof *logits);
+    float *logits = xmalloc(most * T * V * sizeof *logits), *row = logits;
     size_t B = 0;
-    for (; B < most && example_inputs(line[B]) == T && question(line[B]) == question(*line); B++)
+    for (; B < most && example_inputs(line[B]) == T; B++)
         memcpy(x + B * T, ids + line[B].at, T * sizeof *x);
     model_logits(m, logits, x, NULL, (int)B, (int)T);
-    for (size_t b = 0; b < B; b++) {
-        int right = 1;
-        for (size_t k = line[b].answer; k < line[b].end; k++) {
-            float *row = logits + (b * T + k - 1 - line[b].at) * V;
-            right &= sample(row, (int)V, 0, 0, 1, 0) == ids[k];
-            a->loss += (double)cross_entropy(row, V, ids[k], 0);
-            a->tokens++;
+    for (const Example *e = line; e < line + B; e++) {
+        Answers *of = &a[e->answer - 1 - e->at];
+        size_t right = 0;
+        for (size_t k = e->at + 1; k < e->end; k++, row += V) {
+            if (k < e->answer) continue;
+            right += sample(row, (int)V, 0, 0, 1, 0) == ids[k];
+            of->loss += (double)cross_entropy(row, V, ids[k], 0);
         }
-        a->exact += (size_t)right;
+        of->lines++;
+        of->tokens += e->end - e->answer;
+        of->exact += right == e->end - e->answer;
     }
-    a->lines += B;
     free(x), free(logits);
     return B;
 }
@@ -216,21 +205,21 @@ static void evaluate_answers(Model *m, int ctx)
     int *ids = encode_file(m, eval_file, &n);
     if (!n) die(1, "%s: nothing to score: no line", eval_file);
     Example *line = examples_find(&m->tokenizer, answers, ids, n, ctx, eval_file, &lines);
-    qsort(line, lines, sizeof *line, by_question);
+    Answers *by_length = xmalloc(((size_t)ctx + 1) * sizeof *by_length);
+    examples_sort(line, lines);
+    for (size_t i = 0; i < lines;) i += judge(m, by_length, ids, line + i, lines - i);
     printf("length\tlines\texact\ttokens\tloss\n");
-    for (size_t i = 0; i < lines;) {
-        const size_t length = question(line[i]);
-        Answers a = {0};
-        while (i < lines && question(line[i]) == length)
-            i += judge(m, &a, ids, line + i, lines - i);
+    for (int length = 0; length <= ctx; length++) {
+        const Answers a = by_length[length];
         if (!isfinite(a.loss))
-            die(1, "the loss at length %zu is %g: the model computes values that are not numbers",
+            die(1, "the loss at length %d is %g: the model computes values that are not numbers",
                 length, a.loss);
-        printf("%zu\t%zu\t%.6f\t%zu\t%.6f\n", length, a.lines,
-               (double)a.exact / (double)a.lines, a.tokens, a.loss / (double)a.tokens);
+        if (a.lines)
+            printf("%d\t%zu\t%.6f\t%zu\t%.6f\n", length, a.lines,
+                   (double)a.exact / (double)a.lines, a.tokens, a.loss / (double)a.tokens);
     }
     output_check();
-    free(ids), free(line);
+    free(ids), free(line), free(by_length);
 }
 
 /* ---- Inspection ------------------------------------------------------------------------------ */
@@ -398,15 +387,12 @@ static void generate(Model *m, int *ids, size_t n, int implied, int ctx)
     output(&out, "", 0, 1);
     putchar('\n');
     output_check();
-    if (!quiet) {
-        fprintf(stderr, "run: prompt %zu tokens in %.1f ms (%.0f tok/s)", n, 1e3 * (t1 - t0),
-                (double)n / (t1 - t0));
-        if (made > 1)
-            fprintf(stderr, ", generated %d in %.2f s (%.1f tok/s)", made, t2 - t1,
-                    (made - 1) / (t2 - t1));
-        fprintf(stderr, ", peak memory %.0f MiB, seed %llu\n", peak_mib(),
-                (unsigned long long)seed);
-    }
+    char rate[64] = "";
+    if (made > 1)
+        snprintf(rate, sizeof rate, ", generated %d in %.2f s (%.1f tok/s)", made, t2 - t1,
+                 (made - 1) / (t2 - t1));
+    note("prompt %zu tokens in %.1f ms (%.0f tok/s)%s, peak memory %.0f MiB, seed %llu", n,
+         1e3 * (t1 - t0), (double)n / (t1 - t0), rate, peak_mib(), (unsigned long long)seed);
     free(out.data);
     cache_free(&kv);
 }
@@ -444,10 +430,10 @@ static void check_exclusions(void)
         die(2, "--%s excludes --encode, --prompt and --prompt-file",
             eval_file ? "eval" : "inspect");
     if (eval_file && inspect_file) die(2, "--eval and --inspect exclude each other");
-    if (by_position && !eval_file) die(2, "--by-position needs --eval");
-    if (stride && !eval_file) die(2, "--stride needs --eval");
-    if (first_position && !eval_file) die(2, "--first-position needs --eval");
-    if (answers && (!eval_file || by_position || stride || first_position))
+    const char *windowed = by_position ? "by-position" : stride ? "stride"
+                           : first_position ? "first-position" : NULL;
+    if (windowed && !eval_file) die(2, "--%s needs --eval", windowed);
+    if (answers && (!eval_file || windowed))
         die(2, "--answers needs --eval, and excludes --by-position, --stride and --first-position");
 }
 

@@ -187,13 +187,6 @@ static Tokens split(Tokens *text)
     return behind;
 }
 
-static int by_inputs(const void *a, const void *b)    // ties: one order, whatever sorts
-{
-    const Example *p = a, *q = b;
-    const size_t n = example_inputs(*p), k = example_inputs(*q);
-    return n != k ? (n < k ? -1 : 1) : p->at < q->at ? -1 : p->at > q->at;
-}
-
 /* What represents a part of the text: its lines, or windows of ctx that follow each other, the last
    one shorter, so that every token but the first is a target once. Of a part that is longer than
    EVAL_TOKENS some of them, spread evenly over it. */
@@ -211,7 +204,7 @@ static Validation validation(Tokens part)
         v.example[i] = (Example){ n, n + e.answer - e.at, n + e.end - e.at };
         for (size_t j = e.at; j < e.end; j++) v.token[n++] = part.token[j];
     }
-    if (answers) qsort(v.example, take, sizeof *v.example, by_inputs);
+    if (answers) examples_sort(v.example, take);
     return v;
 }
 
@@ -441,7 +434,7 @@ static double train_step(Model *m, Tokens data, int64_t step, double rate, doubl
         of_step += drawn[i].end - drawn[i].answer;
     }
     // Lines of like length share a pass, which is as long as its last.
-    if (answers) qsort(drawn, n, sizeof *drawn, by_inputs);
+    if (answers) examples_sort(drawn, n);
     for (const Example *e = drawn; e < drawn + n; e += B) {
         const size_t T = example_inputs(e[B - 1]);
         size_t of_pass = 0;
@@ -472,12 +465,9 @@ static void print_profile(const Profile *p, double in_steps)
             100 * rest / in_steps, 100 * p->waited / (in_steps * threads));
 }
 
-/* The last step of this run, which may be before the last of its schedule. */
-static int last_step(void) { return stop_after && stop_after < steps ? stop_after : steps; }
-
 static void train(Model *m, TrainState *state, Tokens data, Validation val)
 {
-    const int64_t last = last_step(), first = state->step;
+    const int64_t last = stop_after, first = state->step;
     const int tty = isatty(STDERR_FILENO) && !quiet;
     const int every = eval_every ? eval_every : steps > 10 ? steps / 10 : 1;
     const double step_tokens = (double)batch * ctx * accum, began = seconds();
@@ -604,6 +594,7 @@ int main(int argc, char **argv)
     if (bf16 && !bf16_set(1))
         die(2, "--bf16: this program was built for a processor without products of bf16 "
             "(AVX512-BF16)");
+    if (!stop_after || stop_after > steps) stop_after = steps;
     if (isnan(min_lr)) min_lr = lr / 10;
     if (warmup < 0) warmup = steps / 10 < 100 ? steps / 10 : 100;
     if (m.config.vocab_size > 1 << 16)
@@ -633,7 +624,7 @@ int main(int argc, char **argv)
     const int stops[] = { SIGINT, SIGTERM, SIGHUP };
     for (int i = 0; i < 3; i++)    // what was ignored at the start (nohup) stays so
         if (signal(stops[i], on_signal) == SIG_IGN) signal(stops[i], SIG_IGN);
-    if (resume_file && state.step >= last_step()) {
+    if (resume_file && state.step >= stop_after) {
         if (options[OUT].given) model_save(&m, out, &state);
         note("%s is at step %lld of %d: nothing to do%s%s", resume_file,
              (long long)state.step, steps, options[OUT].given ? "; saved " : "",
