@@ -353,12 +353,13 @@ static void start(Model *m)
         model_load(&from, init_file, named, 0, NULL);
         if (!from.tokenizer.size)
             die(1, "%s: has no vocabulary inside; name it with --tokenizer", init_file);
-    } else if (absent || !strcmp(tokenizer_file, "bytes")) {
-        if (absent)
-            fprintf(stderr, "train: there is no %s here: training on bytes\n", tokenizer_file);
+    } else if (absent) {
+        fprintf(stderr, "train: there is no %s here: training on bytes\n", tokenizer_file);
         tokenizer_bytes(&from.tokenizer);
-    } else {
+    } else if (strcmp(tokenizer_file, "bytes")) {
         tokenizer_load(&from.tokenizer, tokenizer_file);
+    } else {
+        tokenizer_bytes(&from.tokenizer);
     }
     Config c = requested(init_file ? &from.config : NULL, init_file);
     c.vocab_size = from.tokenizer.size;
@@ -453,16 +454,15 @@ static double train_step(Model *m, Tokens data, int64_t step, double rate, doubl
 
 static void print_profile(const Profile *p, double in_steps)
 {
-    static const char *const name[SECTIONS] = { "matrix products", "attention",
-        "norms, SwiGLU, embedding, rotation", "loss", "optimizer" };
+    const double *spent = p->spent, percent = 100 / in_steps;
     double rest = in_steps;
-    fprintf(stderr, "train: of %.2f s in steps", in_steps);
-    for (int i = 0; i < SECTIONS; i++) {
-        fprintf(stderr, "%s %s %.1f %%", i ? "," : ":", name[i], 100 * p->spent[i] / in_steps);
-        rest -= p->spent[i];
-    }
-    fprintf(stderr, ", the rest %.1f %%; threads waited for each other for %.1f %% of their time\n",
-            100 * rest / in_steps, 100 * p->waited / (in_steps * threads));
+    for (int i = 0; i < SECTIONS; i++) rest -= spent[i];
+    fprintf(stderr, "train: of %.2f s in steps: matrix products %.1f %%, attention %.1f %%, "
+            "norms, SwiGLU, embedding, rotation %.1f %%, loss %.1f %%, optimizer %.1f %%, "
+            "the rest %.1f %%; threads waited for each other for %.1f %% of their time\n",
+            in_steps, percent * spent[PRODUCTS], percent * spent[ATTENTION],
+            percent * spent[LAYERS], percent * spent[LOSS], percent * spent[OPTIMIZER],
+            percent * rest, percent * p->waited / threads);
 }
 
 static void train(Model *m, TrainState *state, Tokens data, Validation val)
