@@ -218,16 +218,24 @@ int *tokenizer_encode(const Tokenizer *t, const char *text, size_t length, size_
    drops the blank that encode put in front; tokens 1 and 2, begin and end of text, are empty. */
 const char *tokenizer_decode(const Tokenizer *t, int token, int first, int *length);
 
-/* ---- Questions and answers: every line of a text is question, mark, answer, newline ---------- */
+/* ---- Evaluation ------------------------------------------------------------------------------ */
 
-typedef struct { size_t at, answer, end; } Example;    // tokens of a line: its first, the first of
-                                                       //   its answer, one past its newline
+/* A part of a text, tokens at .. end-1: a window, or a line of question, mark, answer, newline. Its
+   targets are tokens answer .. end-1; what it reads is all but its last token. */
+typedef struct { size_t at, answer, end; } Example;
+static inline size_t example_inputs(Example e) { return e.end - 1 - e.at; }
+/* By the number of tokens that they read, then by place. */
+void examples_sort(Example *e, size_t n);
+/* Mean loss in nats over all targets of n examples, NaN if there are none. losses[k] receives the
+   loss of token k, unless it is NULL. Every example begins at position first_position. Neighbours
+   that read equally many tokens share a batch. */
+double examples_loss(Model *m, float *losses, const int *tokens, const Example *e, size_t n,
+                     int first_position);
 /* The lines of a text in order, *count, which the caller frees; the first mark of a line ends its
    question. Exits 2 if the mark is not one byte that is a token of its own, and 1, naming `path`
-   and the line, whose number is one more than `before` at the first, if a line lacks its mark or
-   its newline, or reads more than ctx tokens: all but the newline. */
+   and the line, if a line lacks its mark or its newline, or reads more than ctx tokens. */
 Example *examples_find(const Tokenizer *t, const char *mark, const int *tokens, size_t n, int ctx,
-                       const char *path, size_t before, size_t *count);
+                       const char *path, size_t *count);
 
 /* ---- Files ----------------------------------------------------------------------------------- */
 
@@ -2607,37 +2615,71 @@ const char *tokenizer_decode(const Tokenizer *t, int token, int first, int *leng
 /* The token of a text that is one byte of ASCII, -1 if there is none. */
 static int tokenizer_byte(const Tokenizer *t, char c)
 {
-    if (t->bytes) return (uint8_t)c;
-    const int piece = piece_find(t, &c, 1);
+    const int piece = t->bytes ? (uint8_t)c : piece_find(t, &c, 1);
     return piece >= 0 ? piece : t->byte_id[(uint8_t)c];
 }
 
+/* ---- Evaluation ------------------------------------------------------------------------------ */
+
+static int example_compare(const void *a, const void *b)
+{
+    const Example *p = a, *q = b;
+    const size_t n = example_inputs(*p), k = example_inputs(*q);
+    return n != k ? (n < k ? -1 : 1) : p->at < q->at ? -1 : p->at > q->at;
+}
+void examples_sort(Example *e, size_t n) { qsort(e, n, sizeof *e, example_compare); }
+
+double examples_loss(Model *m, float *losses, const int *tokens, const Example *e, size_t n,
+                     int first_position)
+{
+    double sum = 0;
+    size_t counted = 0;
+    for (size_t B; n; e += B, n -= B) {
+        const size_t T = example_inputs(*e), most = div_up(PIECE_TOKENS, T);
+        int *x = xmalloc(3 * most * T * sizeof *x), *y = x + most * T, *position = y + most * T;
+        float *loss = xmalloc(most * T * sizeof *loss);
+        size_t targets = 0;
+        for (B = 0; B < most && B < n && example_inputs(e[B]) == T; B++) {
+            for (size_t t = 0, r = B * T, k = e[B].at; t < T; t++, r++, k++) {
+                x[r] = tokens[k];
+                y[r] = k + 1 < e[B].answer ? -1 : tokens[k + 1];
+                position[r] = first_position + (int)t;
+            }
+            targets += e[B].end - e[B].answer;
+        }
+        sum += (double)targets * model_loss(m, loss, x, y, first_position ? position : NULL,
+                                            (int)B, (int)T);
+        counted += targets;
+        for (size_t r = 0; losses && r < B * T; r++)
+            if (y[r] >= 0) losses[e[r / T].at + r % T + 1] = loss[r];
+        free(x), free(loss);
+    }
+    return sum / (double)counted;
+}
+
 Example *examples_find(const Tokenizer *t, const char *mark, const int *tokens, size_t n, int ctx,
-                       const char *path, size_t before, size_t *count)
+                       const char *path, size_t *count)
 {
     const int newline = tokenizer_byte(t, '\n'), usable = strlen(mark) == 1 && *mark != '\n';
     const int ends = usable ? tokenizer_byte(t, *mark) : -1;
     if (newline < 0 || ends < 0)
         die(2, "--answers: \"%s\" is not one byte of ASCII that is a token of its own", mark);
     Example *line = NULL, e = {0};
-    size_t room = 0;
-    *count = 0;
+    size_t room = 0, number = 1;
     for (size_t i = 0; i < n; i++) {
-        const size_t number = before + *count + 1;
         if (tokens[i] == ends && e.answer == e.at) e.answer = i + 1;
-        if (tokens[i] != newline) {
-            if (i + 1 == n) die(1, "%s: line %zu has no newline at its end", path, number);
-            continue;
-        }
+        if (tokens[i] != newline) continue;
         e.end = i + 1;
         if (e.answer == e.at) die(1, "%s: line %zu has no \"%s\"", path, number, mark);
-        if (i - e.at > (size_t)ctx)
+        if (example_inputs(e) > (size_t)ctx)
             die(1, "%s: line %zu has %zu tokens before its newline, the context %d (--ctx)", path,
-                number, i - e.at, ctx);
-        line = grow(line, &room, *count + 1, sizeof *line);
-        line[(*count)++] = e;
+                number, example_inputs(e), ctx);
+        line = grow(line, &room, number, sizeof *line);
+        line[number++ - 1] = e;
         e.at = e.answer = e.end;
     }
+    if (e.at < n) die(1, "%s: line %zu has no newline at its end", path, number);
+    *count = number - 1;
     return line;
 }
 

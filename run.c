@@ -6,7 +6,9 @@
 
 /* ---- Options: the defaults are here, --help prints them -------------------------------------- */
 
-enum { STOPS = 8, CONTEXTS = 32, POS_OWN = 20 };    // own options; the encodings' follow
+enum { STOPS = 8, CONTEXTS = 32 };
+// Places in the table; from POS_OWN on stand the encodings' own options.
+enum { TOKENS = 2, SEED = 6, POS_OWN = 20 };
 
 static const char *prompt, *prompt_file, *stops[STOPS], *tokenizer_file, *ctx_list;
 static const char *eval_file, *inspect_file, *answers;
@@ -18,7 +20,7 @@ static Option options[POS_OWN + MOST_POS_OPTIONS] = {
     { "prompt", 'p', "TEXT", "text to go on from", .s = &prompt },
     { "prompt-file", 'f', "FILE", .s = &prompt_file,
       .help = "the same from a file, less one newline at its end; - is standard input" },
-    { "tokens", 'n', "N", .i = &tokens, .min = 0, .max = 1 << 30,
+    [TOKENS] = { "tokens", 'n', "N", .i = &tokens, .min = 0, .max = 1 << 30,
       .help = "tokens to generate, as far as the context reaches" },
     { "temp", 't', "X", .f = &temperature, .min = 0, .max = 1e30,
       .help = "temperature; 0: always the likeliest token" },
@@ -26,7 +28,7 @@ static Option options[POS_OWN + MOST_POS_OPTIONS] = {
       .help = "draw from the N likeliest tokens; 0: from all" },
     { "top-p", 0, "X", .f = &top_p, .min = 0, .max = 1,
       .help = "draw from the likeliest tokens that have this probability together; 1: from all" },
-    { "seed", 's', "N", "random seed; default: drawn, and printed", .u = &seed },
+    [SEED] = { "seed", 's', "N", "random seed; default: drawn, and printed", .u = &seed },
     { "stop", 0, "TEXT", .s = stops, .max = STOPS,
       .help = "stop before TEXT would be printed; may be given up to 8 times" },
     { "tokenizer", 'z', "FILE", "vocabulary, for checkpoints of llama2.c", .s = &tokenizer_file },
@@ -63,12 +65,8 @@ static void help(void)
     options_help_pos(1);
 }
 
-static int given(const char *name)
-{
-    const Option *o = options;
-    while (strcmp(o->name, name)) o++;
-    return o->given;
-}
+// A line on stderr, unless --quiet.
+#define note(format, ...) (quiet ? 0 : fprintf(stderr, "run: " format "\n", __VA_ARGS__))
 
 /* The numbers of "64,128,256". */
 static int parse_contexts(int *list)
@@ -101,156 +99,127 @@ static int *encode_file(const Model *m, const char *path, size_t *n)
 {
     Text text = {0};
     const size_t converted = text_append(&text, path);
-    if (converted && !quiet)
-        fprintf(stderr, "run: %s: %zu carriage returns were read as newlines\n", path, converted);
+    if (converted) note("%s: %zu carriage returns were read as newlines", path, converted);
     int *ids = encode_text(m, text.data, text.n, n);
     free(text.data);
     return ids;
 }
 
-/* Every token of the text but the first is a target once, whatever the context T: window w reads T
-   tokens from w N on and scores the last N of its T targets, the first window all; the last one is
-   shorter. With N = T windows follow each other. loss[i] is the loss of token i + 1. */
-static void score(Model *m, float *loss, const int *text, size_t n, size_t T, size_t N)
+/* Windows over a text of n tokens in which every one but the first is a target once: window w reads
+   `context` tokens from w * step on and scores its last `step` targets, the first window all; the
+   last one is shorter. */
+static Example *windows(size_t n, size_t context, size_t step, size_t *count)
 {
-    const size_t windows = n > T ? 1 + div_up(n - T, N) : 1, at_once = div_up(PIECE_TOKENS, T);
-    int *x = xmalloc(at_once * T * sizeof *x), *y = xmalloc(at_once * T * sizeof *y);
-    int *positions = xmalloc(at_once * T * sizeof *positions);
-    float *scored = xmalloc(at_once * T * sizeof *scored);
-    for (size_t w = 0, B; w < windows; w += B) {
-        const size_t length = min_size(T, n - w * N);
-        for (B = 0; B < at_once && w + B < windows && (w + B) * N + length <= n; B++) {
-            memcpy(x + B * length, text + (w + B) * N, length * sizeof *x);
-            memcpy(y + B * length, text + (w + B) * N + 1, length * sizeof *y);
-        }
-        for (size_t i = 0; i < B * length; i++) positions[i] = first_position + (int)(i % length);
-        model_loss(m, scored, x, y, first_position ? positions : NULL, (int)B, (int)length);
-        for (size_t b = 0; b < B; b++) {
-            const size_t first = w + b ? T - N : 0;
-            memcpy(loss + (w + b) * N + first, scored + b * length + first,
-                   (length - first) * sizeof *loss);
-        }
+    *count = n - 1 > context ? 1 + div_up(n - 1 - context, step) : 1;
+    Example *window = xmalloc(*count * sizeof *window);
+    for (size_t w = 0, at = 0; w < *count; w++, at += step) {
+        const size_t read_only = w ? context - step : 0;
+        window[w] = (Example){ at, at + read_only + 1, min_size(at + context + 1, n) };
     }
-    free(x), free(y), free(positions), free(scored);
+    return window;
 }
 
-/* Over positions [from, to) of the windows of `score`. */
-static double mean(const float *loss, size_t n, size_t *count, size_t T, size_t N, size_t from,
-                   size_t to)
+/* Mean losses over the targets at positions 0, 1, 2-3, 4-7, ... of their windows. */
+static void print_by_position(const float *loss, const Example *window, size_t n, int ctx)
 {
-    double sum = 0;
-    *count = 0;
-    for (size_t i = 0; i < n; i++) {
-        const size_t at = i < T ? i : T - N + (i - T) % N;
-        if (at >= from && at < to) sum += (double)loss[i], ++*count;
+    const size_t positions = example_inputs(window[0]);
+    for (size_t from = 0, to; from < positions; from = to) {
+        size_t count = 0;
+        double sum = 0;
+        to = min_size(positions, from ? 2 * from : 1);
+        for (const Example *w = window; w < window + n; w++)
+            for (size_t k = w->answer; k < w->end; k++) {
+                const size_t at = k - 1 - w->at;
+                if (at >= from && at < to) sum += (double)loss[k], count++;
+            }
+        printf("%d\t%zu\t%zu\t%zu\t%.6f\n", ctx, from, to - 1, count, sum / (double)count);
     }
-    return sum / (double)*count;
 }
 
 static void evaluate(Model *m, const int *contexts, int n_contexts)
 {
-    size_t n, count, bytes = 0;
-    int *ids = encode_file(m, eval_file, &n);
+    size_t n, n_windows, bytes = 0;
+    int length, *ids = encode_file(m, eval_file, &n);
     if (n < 2)
         die(1, "%s: nothing to score: %zu tokens, and the first has no context", eval_file, n);
     for (size_t i = 1; i < n; i++) {
-        int length;
         tokenizer_decode(&m->tokenizer, ids[i], 0, &length);
         bytes += (size_t)length;
     }
-    n--;    // targets from here on
-    float *loss = xmalloc(n * sizeof *loss);
+    float *losses = xmalloc(n * sizeof *losses);
     printf(by_position ? "ctx\tfrom\tto\ttokens\tloss\n"
                        : "ctx\ttokens\tloss\tppl\tbits_per_byte\n");
     for (int i = 0; i < n_contexts; i++) {
-        const size_t ctx = (size_t)contexts[i], N = stride ? (size_t)stride : ctx;
-        if (N > ctx) die(2, "--stride %zu exceeds the context of %zu", N, ctx);
-        model_tables(m, first_position + contexts[i]);
-        score(m, loss, ids, n, ctx, N);
-        const double all = mean(loss, n, &count, ctx, N, 0, ctx);
-        if (!isfinite(all))
-            die(1, "the loss at context %zu is %g: the model computes values that are not numbers",
-                ctx, all);
-        if (!by_position)
-            printf("%zu\t%zu\t%.6f\t%.4f\t%.6f\n", ctx, n, all, exp(all),
-                   all * (double)n / log(2) / (double)bytes);
-        // 0, 1, 2-3, 4-7, ...
-        for (size_t from = 0, to; by_position && from < min_size(ctx, n); from = to) {
-            to = min_size(min_size(ctx, n), from ? 2 * from : 1);
-            const double part = mean(loss, n, &count, ctx, N, from, to);
-            printf("%zu\t%zu\t%zu\t%zu\t%.6f\n", ctx, from, to - 1, count, part);
-        }
+        const int ctx = contexts[i], step = stride ? stride : ctx;
+        if (step > ctx) die(2, "--stride %d exceeds the context of %d", step, ctx);
+        model_tables(m, first_position + ctx);
+        Example *window = windows(n, (size_t)ctx, (size_t)step, &n_windows);
+        const double loss = examples_loss(m, losses, ids, window, n_windows, first_position);
+        if (!isfinite(loss))
+            die(1, "the loss at context %d is %g: the model computes values that are not numbers",
+                ctx, loss);
+        if (by_position) print_by_position(losses, window, n_windows, ctx);
+        else printf("%d\t%zu\t%.6f\t%.4f\t%.6f\n", ctx, n - 1, loss, exp(loss),
+                    loss * (double)(n - 1) / log(2) / (double)bytes);
         output_check();
+        free(window);
     }
-    free(ids), free(loss);
-}
-
-/* The most inputs, all tokens but the newline, that a line has, or the most in its question. */
-static size_t longest(const Example *line, size_t n, int question)
-{
-    size_t most = 0;
-    for (size_t i = 0; i < n; i++) {
-        const size_t length = (question ? line[i].answer : line[i].end) - 1 - line[i].at;
-        if (length > most) most = length;
-    }
-    return most;
+    free(ids), free(losses);
 }
 
 typedef struct { size_t lines, exact, tokens; double loss; } Answers;    // loss: the sum
 
-/* Adds B lines to *a. A line is exact if every token of its answer and its newline is the likeliest
+/* Adds the first of n lines, and those behind it that are as long, to a[length of the question];
+   returns how many. A line is exact if every token of its answer and its newline is the likeliest
    after the true ones before it, which by induction is that greedy generation gives them. */
-static void judge(Model *m, Answers *a, const int *ids, size_t n, const Example *line, size_t B)
+static size_t judge(Model *m, Answers *a, const int *ids, const Example *line, size_t n)
 {
-    const size_t V = (size_t)m->config.vocab_size, T = longest(line, B, 0);
-    int *x = xmalloc(B * T * sizeof *x);
-    float *logits = xmalloc(B * T * V * sizeof *logits);
-    for (size_t i = 0; i < B * T; i++)    // what is read behind a line is any token
-        x[i] = ids[min_size(line[i / T].at + i % T, n - 1)];
+    enum { LOGITS = 1 << 18 };    // floats of logits at a time, or those of one line
+    const size_t V = (size_t)m->config.vocab_size, T = example_inputs(*line);
+    const size_t most = min_size(n, LOGITS / (T * V) + 1);
+    int *x = xmalloc(most * T * sizeof *x);
+    float *logits = xmalloc(most * T * V * sizeof *logits), *row = logits;
+    size_t B = 0;
+    for (; B < most && example_inputs(line[B]) == T; B++)
+        memcpy(x + B * T, ids + line[B].at, T * sizeof *x);
     model_logits(m, logits, x, NULL, (int)B, (int)T);
-    for (size_t b = 0; b < B; b++) {
-        int right = 1;
-        for (size_t k = line[b].answer; k < line[b].end; k++) {
-            float *row = logits + (b * T + k - 1 - line[b].at) * V;
-            right &= sample(row, (int)V, 0, 0, 1, 0) == ids[k];
-            a->loss += (double)cross_entropy(row, V, ids[k], 0);
-            a->tokens++;
+    for (const Example *e = line; e < line + B; e++) {
+        Answers *of = &a[e->answer - 1 - e->at];
+        size_t right = 0;
+        for (size_t k = e->at + 1; k < e->end; k++, row += V) {
+            if (k < e->answer) continue;
+            right += sample(row, (int)V, 0, 0, 1, 0) == ids[k];
+            of->loss += (double)cross_entropy(row, V, ids[k], 0);
         }
-        a->exact += (size_t)right;
-        a->lines++;
+        of->lines++;
+        of->tokens += e->end - e->answer;
+        of->exact += right == e->end - e->answer;
     }
     free(x), free(logits);
+    return B;
 }
 
 static void evaluate_answers(Model *m, int ctx)
 {
-    enum { LOGITS = 1 << 18 };    // floats of logits at a time, or those of one line
-    size_t n, n_lines;
+    size_t n, lines;
     int *ids = encode_file(m, eval_file, &n);
     if (!n) die(1, "%s: nothing to score: no line", eval_file);
-    Example *line = examples_find(&m->tokenizer, answers, ids, n, ctx, eval_file, 0, &n_lines);
-    const size_t most = longest(line, n_lines, 1), inputs = longest(line, n_lines, 0);
-    const size_t at_once = LOGITS / (inputs * (size_t)m->config.vocab_size) + 1;
-    Example *batch = xmalloc(at_once * sizeof *batch);
+    Example *line = examples_find(&m->tokenizer, answers, ids, n, ctx, eval_file, &lines);
+    Answers *by_length = xmalloc(((size_t)ctx + 1) * sizeof *by_length);
+    examples_sort(line, lines);
+    for (size_t i = 0; i < lines;) i += judge(m, by_length, ids, line + i, lines - i);
     printf("length\tlines\texact\ttokens\tloss\n");
-    for (size_t length = 0; length <= most; length++) {    // of the question
-        Answers a = {0};
-        size_t B = 0;
-        for (size_t i = 0; i < n_lines; i++) {
-            if (line[i].answer - 1 - line[i].at == length) batch[B++] = line[i];
-            if (!B || (B < at_once && i + 1 < n_lines)) continue;
-            judge(m, &a, ids, n, batch, B);
-            B = 0;
-        }
+    for (int length = 0; length <= ctx; length++) {
+        const Answers a = by_length[length];
         if (!isfinite(a.loss))
-            die(1, "the loss at length %zu is %g: the model computes values that are not numbers",
+            die(1, "the loss at length %d is %g: the model computes values that are not numbers",
                 length, a.loss);
         if (a.lines)
-            printf("%zu\t%zu\t%.6f\t%zu\t%.6f\n", length, a.lines,
+            printf("%d\t%zu\t%.6f\t%zu\t%.6f\n", length, a.lines,
                    (double)a.exact / (double)a.lines, a.tokens, a.loss / (double)a.tokens);
     }
     output_check();
-    free(ids), free(line), free(batch);
+    free(ids), free(line), free(by_length);
 }
 
 /* ---- Inspection ------------------------------------------------------------------------------ */
@@ -388,7 +357,7 @@ static void generate(Model *m, int *ids, size_t n, int implied, int ctx)
     Text out = {0};
     Cache kv;
     int length, made = 0, room = ctx - (int)n + 1;
-    if (tokens > room && given("tokens"))
+    if (tokens > room && options[TOKENS].given)
         fprintf(stderr, "run: with a context of %d, a prompt of %zu tokens leaves %d to generate\n",
                 ctx, n, room);
     const int want = tokens < room ? tokens : room;
@@ -418,17 +387,54 @@ static void generate(Model *m, int *ids, size_t n, int implied, int ctx)
     output(&out, "", 0, 1);
     putchar('\n');
     output_check();
-    if (!quiet) {
-        fprintf(stderr, "run: prompt %zu tokens in %.1f ms (%.0f tok/s)", n, 1e3 * (t1 - t0),
-                (double)n / (t1 - t0));
-        if (made > 1)
-            fprintf(stderr, ", generated %d in %.2f s (%.1f tok/s)", made, t2 - t1,
-                    (made - 1) / (t2 - t1));
-        fprintf(stderr, ", peak memory %.0f MiB, seed %llu\n", peak_mib(),
-                (unsigned long long)seed);
-    }
+    char rate[64] = "";
+    if (made > 1)
+        snprintf(rate, sizeof rate, ", generated %d in %.2f s (%.1f tok/s)", made, t2 - t1,
+                 (made - 1) / (t2 - t1));
+    note("prompt %zu tokens in %.1f ms (%.0f tok/s)%s, peak memory %.0f MiB, seed %llu", n,
+         1e3 * (t1 - t0), (double)n / (t1 - t0), rate, peak_mib(), (unsigned long long)seed);
     free(out.data);
     cache_free(&kv);
+}
+
+/* The model sees its start token if it has one, then the prompt. With neither, a newline: the
+   beginning of a line. */
+static void from_prompt(Model *m, int ctx)
+{
+    Text text = {0};
+    if (prompt_file) text_append(&text, prompt_file);
+    else text = (Text){ .data = strdup(prompt ? prompt : ""), .n = prompt ? strlen(prompt) : 0 };
+    if (prompt_file && text.n && text.data[text.n - 1] == '\n') text.n--;    // editors put it there
+    const int start = m->config.start_token >= 0, newline = !start && !text.n;
+    size_t n;
+    int *body = encode_text(m, newline ? "\n" : text.data, newline ? 1 : text.n, &n);
+    const size_t from = newline ? n - 1 : 0, in_prompt = n - from + (size_t)start;
+    if (!encode && in_prompt > (size_t)ctx)
+        die(1, "the prompt has %zu tokens, the context %d%s", in_prompt, ctx,
+            m->config.pos->bounded ? "" : " (--ctx N goes beyond the trained length)");
+    // the prompt, and room for what is generated
+    int *ids = xmalloc((in_prompt + (size_t)ctx + 1) * sizeof *ids);
+    if (start) ids[0] = m->config.start_token;
+    memcpy(ids + start, body + from, (n - from) * sizeof *ids);
+    for (size_t i = 0; encode && i < in_prompt; i++) printf("%s%d", i ? " " : "", ids[i]);
+    if (encode) putchar('\n');
+    else generate(m, ids, in_prompt, start || newline, ctx);
+    output_check();
+    free(body), free(ids), free(text.data);
+}
+
+static void check_exclusions(void)
+{
+    if (prompt && prompt_file) die(2, "--prompt and --prompt-file exclude each other");
+    if ((eval_file || inspect_file) && (encode || prompt || prompt_file))
+        die(2, "--%s excludes --encode, --prompt and --prompt-file",
+            eval_file ? "eval" : "inspect");
+    if (eval_file && inspect_file) die(2, "--eval and --inspect exclude each other");
+    const char *windowed = by_position ? "by-position" : stride ? "stride"
+                           : first_position ? "first-position" : NULL;
+    if (windowed && !eval_file) die(2, "--%s needs --eval", windowed);
+    if (answers && (!eval_file || windowed))
+        die(2, "--answers needs --eval, and excludes --by-position, --stride and --first-position");
 }
 
 int main(int argc, char **argv)
@@ -439,21 +445,12 @@ int main(int argc, char **argv)
     if (n_args != 1)
         die(2, n_args ? "more than one model was given: %s and %s (a prompt goes behind -p)"
                       : "no model was given (--help shows how)", argv[0], argv[1]);
-    if (prompt && prompt_file) die(2, "--prompt and --prompt-file exclude each other");
-    if ((eval_file || inspect_file) && (encode || prompt || prompt_file))
-        die(2, "--%s excludes --encode, --prompt and --prompt-file",
-            eval_file ? "eval" : "inspect");
-    if (eval_file && inspect_file) die(2, "--eval and --inspect exclude each other");
-    if (by_position && !eval_file) die(2, "--by-position needs --eval");
-    if (stride && !eval_file) die(2, "--stride needs --eval");
-    if (first_position && !eval_file) die(2, "--first-position needs --eval");
-    if (answers && (!eval_file || by_position || stride || first_position))
-        die(2, "--answers needs --eval, and excludes --by-position, --stride and --first-position");
+    check_exclusions();
     int contexts[CONTEXTS] = {0}, longest = 0, n_contexts = parse_contexts(contexts);
     if (n_contexts > 1 && (!eval_file || answers))
         die(2, "--ctx takes one number here; a list needs --eval without --answers");
     for (int i = 0; i < n_contexts; i++) longest = contexts[i] > longest ? contexts[i] : longest;
-    if (!given("seed")) seed = (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
+    if (!options[SEED].given) seed = (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
     threads = threads_set(threads);
 
     Model m;
@@ -470,50 +467,20 @@ int main(int argc, char **argv)
     if (longest > c->seq_len && c->pos->bounded)
         die(1, "%s: %d positions were asked for, but %s has a row for each of the %d trained ones "
             "and none beyond", argv[0], longest, c->pos->name, c->seq_len);
-    if (!quiet && !encode) {
-        fprintf(stderr, "run: %s: %.2fM parameters, encoding %s, trained length %d; "
-                "%s weights; %d thread%s (%s), vectors of %d floats\n",
-                argv[0], (double)m.params.count / 1e6, c->pos->name, c->seq_len,
-                int8 ? "int8" : "fp32", threads, threads > 1 ? "s" : "", threads_kind,
-                vector_width);
-        if (longest > c->seq_len)
-            fprintf(stderr, "run: positions from %d on were not trained\n", c->seq_len);
-    }
+    if (!encode)
+        note("%s: %.2fM parameters, encoding %s, trained length %d; %s weights; %d thread%s (%s), "
+             "vectors of %d floats", argv[0], (double)m.params.count / 1e6, c->pos->name,
+             c->seq_len, int8 ? "int8" : "fp32", threads, threads > 1 ? "s" : "", threads_kind,
+             vector_width);
+    if (!encode && longest > c->seq_len)
+        note("positions from %d on were not trained", c->seq_len);
+
     const int by_context = eval_file && !answers;    // which makes its tables itself
     if (!by_context && (changed || m.pos.len != contexts[0])) model_tables(&m, contexts[0]);
     if (by_context) evaluate(&m, contexts, n_contexts);
-    if (answers) evaluate_answers(&m, contexts[0]);
-    if (inspect_file) inspect(&m, contexts[0]);
-    if (eval_file || inspect_file) {
-        model_free(&m);
-        return 0;
-    }
-
-    Text file = {0};
-    if (prompt_file) text_append(&file, prompt_file);
-    if (file.n && file.data[file.n - 1] == '\n') file.n--;    // editors put it there
-    const char *text = prompt_file ? file.data : prompt ? prompt : "";
-    size_t size = prompt_file ? file.n : strlen(text), n;
-    // The model sees: its start token if it has one, then the prompt. With neither, a newline: the
-    // beginning of a line.
-    int *body = encode_text(&m, size ? text : "\n", size ? size : 1, &n);
-    const int start = c->start_token >= 0, implied = start || !size;
-    const size_t from = size ? 0 : start ? n : n - 1, in_prompt = n - from + (size_t)start;
-    if (!encode && in_prompt > (size_t)contexts[0])
-        die(1, "the prompt has %zu tokens, the context %d%s", in_prompt, contexts[0],
-            c->pos->bounded ? "" : " (--ctx N goes beyond the trained length)");
-    // the prompt, and room for what is generated
-    int *ids = xmalloc((in_prompt + (size_t)contexts[0] + 1) * sizeof *ids);
-    if (start) ids[0] = c->start_token;
-    memcpy(ids + start, body + from, (n - from) * sizeof *ids);
-    if (encode) {
-        for (size_t i = 0; i < in_prompt; i++) printf("%s%d", i ? " " : "", ids[i]);
-        putchar('\n');
-        output_check();
-    } else {
-        generate(&m, ids, in_prompt, implied, contexts[0]);
-    }
-    free(body), free(ids), free(file.data);
+    else if (answers) evaluate_answers(&m, contexts[0]);
+    else if (inspect_file) inspect(&m, contexts[0]);
+    else from_prompt(&m, contexts[0]);
     model_free(&m);
     return 0;
 }

@@ -1,6 +1,6 @@
 /* train.c - trains a Transformer on a text:   ./train --pos rope data.txt
-   Options, data, learning rate, evaluation, log, the loop. How the network works is in model.h, how
-   positions are encoded in posenc.c. */
+   Options, data, learning rate, log, starting and resuming, the loop. How the network works is in
+   model.h, how positions are encoded in posenc.c. */
 #define MODEL_IMPLEMENTATION
 #include "model.h"
 
@@ -97,62 +97,64 @@ static const PosEnc *find_pos(const char *name)
     return found;
 }
 
+static double number(const Option *o)    // its value now
+{
+    return o->i ? *o->i : o->on ? *o->on : *o->f;
+}
+
 /* The shape that the command line asks for: the defaults, or the shape of a file, of which --ctx,
    --pos and the options of the encoding may be changed. */
 static Config requested(const Config *file, const char *path)
 {
     // no start token: windows start anywhere, so a prompt needs nothing in front
-    Config c = file ? *file : (Config){ .start_token = -1 };
+    Config c = file ? *file : (Config){ .start_token = -1, .vocab_size = 1 };
     int *const field[] = { &c.dim, &c.n_layers, &c.n_heads, &c.n_kv_heads, &c.hidden_dim, &c.untied,
                            &c.seq_len };
     for (int i = SHAPE; i <= CTX; i++) {
-        const int asked = options[i].i ? *options[i].i : *options[i].on, has = *field[i - SHAPE];
+        int *has = field[i - SHAPE];
+        const int asked = (int)number(&options[i]);
         if (file && !options[i].given) continue;
-        if (file && i < CTX && asked && asked != has)    // 0: automatic, as the file has it
+        if (file && i < CTX && asked && asked != *has)    // 0: automatic, as the file has it
             die(2, "--%s %d differs from the %d of %s, whose shape is kept", options[i].name, asked,
-                has, path);
-        if (!file || i == CTX) *field[i - SHAPE] = asked;
+                *has, path);
+        if (!file || i == CTX) *has = asked;
     }
     if (!file || options[POS].given) c.pos = find_pos(pos);
     if (!file || c.pos != file->pos) config_defaults(&c);
     options_apply_pos(&c, options + POS_OWN);
-    if (!c.vocab_size) c.vocab_size = 1;    // not known yet
     const char *wrong = config_check(&c);
     if (wrong) die(2, "%s", wrong);
     return c;
 }
 
+// A line on stderr, unless --quiet.
+#define note(format, ...) (quiet ? 0 : fprintf(stderr, "train: " format "\n", __VA_ARGS__))
+
 /* ---- Data ------------------------------------------------------------------------------------ */
 
 typedef struct {
-    uint16_t *token; size_t n;
-    Example *line; size_t lines;    // with --answers
+    uint16_t *token; size_t from, n;    // n tokens from token[from] on
+    Example *line; size_t lines;        // with --answers; their places count from token[0]
 } Tokens;
 
-static void note(const char *format, ...) __attribute__((format(printf, 1, 2)));
-static void note(const char *format, ...)
-{
-    va_list args;
-    if (quiet) return;
-    va_start(args, format);
-    vfprintf(stderr, format, args);
-    va_end(args);
-    fputc('\n', stderr);
-}
+typedef struct {    // what is validated on
+    int *token;
+    Example *example; size_t n;
+} Validation;
 
 static Text read_texts(char **paths, int n)    // all as one text
 {
     Text all = {0};
     for (int i = 0; i < n; i++) {
         const size_t before = all.n, converted = text_append(&all, paths[i]);
-        if (converted)
-            note("train: %s: %zu carriage returns were read as newlines", paths[i], converted);
+        if (converted) note("%s: %zu carriage returns were read as newlines", paths[i], converted);
         if (all.n == before) die(1, "%s: the file is empty", paths[i]);
     }
     return all;
 }
 
-static Tokens encode(const Tokenizer *t, Text text)    // frees the text
+/* Encodes and frees a text; with --answers finds its lines. */
+static Tokens encode(const Tokenizer *t, Text text, const char *path)
 {
     Encoder e;
     Tokens tokens = { .token = xrealloc(NULL, (text.n + 1) * sizeof *tokens.token) };
@@ -162,108 +164,87 @@ static Tokens encode(const Tokenizer *t, Text text)    // frees the text
     if (e.unknown)
         fprintf(stderr, "train: %zu characters of the text are not in the vocabulary\n", e.unknown);
     tokens.token = xrealloc(tokens.token, tokens.n * sizeof *tokens.token);
+    if (answers) {
+        int *ids = xmalloc(tokens.n * sizeof *ids);
+        for (size_t i = 0; i < tokens.n; i++) ids[i] = tokens.token[i];
+        tokens.line = examples_find(t, answers, ids, tokens.n, ctx, path, &tokens.lines);
+        free(ids);
+    }
     return tokens;
 }
 
-/* With --answers: the lines of a part of the text, which follow those of `before`. */
-static void find_lines(Tokens *part, const Tokenizer *t, const char *path, size_t before)
+/* One cut, with --answers between two lines: the text before it is trained on, the text behind it,
+   which is returned, never. */
+static Tokens split(Tokens *text)
 {
-    int *tokens = xmalloc(part->n * sizeof *tokens);
-    for (size_t i = 0; i < part->n; i++) tokens[i] = part->token[i];
-    part->line = examples_find(t, answers, tokens, part->n, ctx, path, before, &part->lines);
-    free(tokens);
+    size_t at = text->n - (size_t)((double)text->n * val_frac), line = 0;
+    while (line < text->lines && text->line[line].at < at) line++;
+    if (answers) at = line < text->lines ? text->line[line].at : text->n;
+    const Tokens behind = { .token = text->token, .from = at, .n = text->n - at,
+                            .line = text->line + line, .lines = text->lines - line };
+    text->n = at;
+    text->lines = line;
+    return behind;
 }
 
-/* A window is an Example too, whose answer begins with its second token. */
-static Example window(size_t at, size_t T) { return (Example){ at, at + 1, at + T + 1 }; }
-static size_t inputs(Example e) { return e.end - 1 - e.at; }
+/* What represents a part of the text: its lines, or windows of ctx that follow each other, the last
+   one shorter, so that every token but the first is a target once. Of a part that is longer than
+   EVAL_TOKENS some of them, spread evenly over it. */
+static Validation validation(Tokens part)
+{
+    enum { EVAL_TOKENS = 1 << 18 };
+    const size_t T = (size_t)ctx, windows = part.n > 1 ? div_up(part.n - 1, T) : 0;
+    const size_t all = answers ? part.lines : windows, take = min_size(all, EVAL_TOKENS / T + 1);
+    Validation v = { .token = xmalloc(take * (T + 1) * sizeof *v.token),
+                     .example = xmalloc(take * sizeof *v.example), .n = take };
+    for (size_t i = 0, n = 0; i < take; i++) {
+        const size_t k = all * i / take, at = part.from + k * T;
+        const Example window = { at, at + 1, min_size(at + T + 1, part.from + part.n) };
+        const Example e = answers ? part.line[k] : window;
+        v.example[i] = (Example){ n, n + e.answer - e.at, n + e.end - e.at };
+        for (size_t j = e.at; j < e.end; j++) v.token[n++] = part.token[j];
+    }
+    if (answers) examples_sort(v.example, take);
+    return v;
+}
 
 /* Sequence w of the run, a random line or ctx + 1 tokens from a random place: a function of the
    seed and w alone. */
 static Example draw(Tokens data, uint64_t w)
 {
     const uint64_t r = rng(seed, RNG_DATA, w);
-    return data.line ? data.line[r % data.lines]
-                     : window((size_t)(r % (data.n - (size_t)ctx)), (size_t)ctx);
+    if (answers) return data.line[r % data.lines];
+    const size_t at = (size_t)(r % (data.n - (size_t)ctx));
+    return (Example){ at, at + 1, at + (size_t)ctx + 1 };
 }
 
-static int by_inputs(const void *a, const void *b)    // ties: one order, whatever sorts
+/* T inputs and targets, of which the answer's count. What is read behind the end is any token: no
+   target that counts follows it. */
+static void fill(int *x, int *y, Tokens data, Example e, size_t T)
 {
-    const Example *p = a, *q = b;
-    if (inputs(*p) != inputs(*q)) return inputs(*p) < inputs(*q) ? -1 : 1;
-    return p->at < q->at ? -1 : p->at > q->at;
-}
-
-/* T inputs and targets, of which the answer's count. Returns how many. What is read behind the end
-   is any token: no target that counts follows it. */
-static size_t fill(int *x, int *y, Tokens data, Example e, size_t T)
-{
-    const size_t from = e.answer - 1 - e.at, n = inputs(e);
-    for (size_t t = 0; t < T; t++) {
-        x[t] = t < n ? data.token[e.at + t] : 0;
-        y[t] = t >= from && t < n ? data.token[e.at + t + 1] : -1;
+    for (size_t t = 0, k = e.at; t < T; t++, k++) {
+        x[t] = k + 1 < e.end ? data.token[k] : 0;
+        y[t] = k + 1 >= e.answer && k + 1 < e.end ? data.token[k + 1] : -1;
     }
-    return n - from;
 }
 
-/* Mean loss over the validation text: every target once, in lines or in windows of ctx that follow
-   each other, the last one shorter. A text longer than EVAL_TOKENS is represented by some of them,
-   spread evenly over it. NaN when there is none. */
-enum { EVAL_TOKENS = 1 << 18 };
-static double evaluate(Model *m, Tokens val)
-{
-    if (val.n < 2) return NAN;
-    const size_t T = (size_t)ctx, windows = val.line ? val.lines : div_up(val.n - 1, T);
-    const size_t take = min_size(windows, EVAL_TOKENS / T + 1);
-    const size_t at_once = div_up(PIECE_TOKENS, T);
-    int *x = xmalloc(at_once * T * sizeof *x), *y = xmalloc(at_once * T * sizeof *y);
-    double sum = 0;
-    size_t scored = 0, n = 0, length = T, counted = 0;
-    for (size_t i = 0; i <= take; i++) {
-        const size_t k = windows * min_size(i, take - 1) / take;
-        const size_t left = val.line ? T : min_size(T, val.n - 1 - k * T);
-        if (n == at_once || (n && (i == take || left != length))) {
-            sum += model_loss(m, NULL, x, y, NULL, (int)n, (int)length) * (double)counted;
-            scored += counted;
-            n = counted = 0;
-        }
-        length = left;
-        if (i < take)
-            counted += fill(x + n * left, y + n * left, val,
-                            val.line ? val.line[k] : window(k * T, left), left);
-        n++;
-    }
-    free(x), free(y);
-    return sum / (double)scored;
-}
-
-/* Linear to lr over the warm-up, then half a cosine to min_lr at the last step (SGDR, Loshchilov &
-   Hutter 2017). Steps count from 1. */
-static double learning_rate(int64_t step)
-{
-    if (step <= warmup) return lr * (double)step / warmup;
-    const double progress = (double)(step - warmup) / (steps > warmup ? steps - warmup : 1);
-    return min_lr + 0.5 * (1 + cos(M_PI * progress)) * (lr - min_lr);
-}
-
+/* As ./run begins without a prompt: with a newline, the beginning of a line. */
 static void print_sample(Model *m, int64_t step)
 {
     Cache kv;
     size_t n;
-    int *newline = tokenizer_encode(&m->tokenizer, "\n", 1, &n, NULL), length;
+    int *newline = tokenizer_encode(&m->tokenizer, "\n", 1, &n, NULL), token = newline[n - 1];
+    free(newline);
     cache_create(&kv, m, ctx);
     fprintf(stderr, "--- sample at step %lld ---\n", (long long)step);
-    // what ./run begins with when it has no prompt
-    const float *logits = model_decode(m, &kv, newline + n - 1, 1);
-    free(newline);
-    while (kv.used < ctx) {
-        const int token = sample(logits, m->config.vocab_size, 0.8f, 0, 0.95f,
-                                 rng_uniform(seed, RNG_SAMPLE,
-                                             (uint64_t)step << 32 | (uint64_t)kv.used));
+    while (kv.used < ctx - 1) {
+        const float *logits = model_decode(m, &kv, &token, 1);
+        const double u = rng_uniform(seed, RNG_SAMPLE, (uint64_t)step << 32 | (uint64_t)kv.used);
+        int length;
+        token = sample(logits, m->config.vocab_size, 0.8f, 0, 0.95f, u);
         if (token < 0) break;
         const char *s = tokenizer_decode(&m->tokenizer, token, 0, &length);
         fwrite(s, 1, (size_t)length, stderr);
-        logits = model_decode(m, &kv, &token, 1);
     }
     fprintf(stderr, "\n---\n");
     cache_free(&kv);
@@ -290,36 +271,19 @@ static const char *minutes(double s)
     return text;
 }
 
-static const char *number(double x)
-{
-    static char text[4][24];
-    static int next;
-    char *s = text[next++ % 4];
-    if (isnan(x)) return "nan";
-    snprintf(s, 24, "%.4f", x);
-    return s;
-}
-
 /* Opens the log; after a resume the rows up to `step` are kept and none later. */
 static FILE *log_open(int64_t step)
 {
-    static const char *const TITLE =
-        "step\ttokens\ttrain_loss\tval_loss\tlr\tgrad_norm\tms\ttok_s\n";
-    char *old = NULL;
     size_t size;
-    if (step && !access(log_file, F_OK)) old = file_read(log_file, &size);
+    char *old = step && !access(log_file, F_OK) ? file_read(log_file, &size) : NULL;
     FILE *f = fopen(log_file, "w");
     if (!f) die(1, "%s: %s", log_file, strerror(errno));
-    fputs(TITLE, f);
-    for (char *line = old; line && *line;) {
-        char *end = strchr(line, '\n');
-        const long long at = atoll(line);
-        if (!end) break;    // a row that was cut off
-        if (at >= 1 && at <= step) fwrite(line, 1, (size_t)(end - line + 1), f);
-        line = end + 1;
+    fputs("step\ttokens\ttrain_loss\tval_loss\tlr\tgrad_norm\tms\ttok_s\n", f);
+    for (char *row = old, *end; row && (end = strchr(row, '\n')); row = end + 1) {
+        const long long at = atoll(row);
+        if (at >= 1 && at <= step) fwrite(row, 1, (size_t)(end - row + 1), f);
     }
     free(old);
-    fflush(f);
     return f;
 }
 
@@ -335,26 +299,26 @@ static void resume(Model *m, TrainState *s)
     const Config *c = &m->config, asked = requested(c, resume_file);
     if (asked.pos != c->pos)
         die(2, "--pos %s differs from the %s of %s%s", pos, c->pos->name, resume_file, hint);
-    if (asked.seq_len != c->seq_len)
-        die(2, "--ctx %d differs from the %d of %s%s", ctx, c->seq_len, resume_file, hint);
+    const double value[] = { c->seq_len, (double)s->batch, (double)s->accum, (double)s->steps,
+                             s->lr, s->min_lr, (double)s->warmup, s->weight_decay, s->clip,
+                             s->val_frac };
+    for (int i = CTX; i <= VAL_FRAC; i++) {
+        Option *o = &options[i];
+        const double has = value[i - CTX];
+        if (o->given && number(o) != has)
+            die(2, "--%s %g differs from the %g of %s%s", o->name, number(o), has, resume_file,
+                hint);
+        if (!(has >= o->min && has <= o->max))
+            die(1, "%s: its %s, %g, is out of range", resume_file, o->name, has);
+        if (o->i) *o->i = (int)has;
+        else *o->f = has;
+    }
     const PosOption *p = c->pos->options;
     for (int i = 0; i < POS_OPTIONS; i++)
         if (asked.pos_opt[i] != c->pos_opt[i])
             die(2, "--%s %s differs from the %s of %s%s", p[i].name,
                 pos_option_text(&p[i], asked.pos_opt[i]), pos_option_text(&p[i], c->pos_opt[i]),
                 resume_file, hint);
-    const double value[] = { (double)s->batch, (double)s->accum, (double)s->steps, s->lr, s->min_lr,
-                             (double)s->warmup, s->weight_decay, s->clip, s->val_frac };
-    for (int i = RUN; i <= VAL_FRAC; i++) {
-        Option *o = &options[i];
-        const double file = value[i - RUN], given = o->i ? *o->i : *o->f;
-        if (o->given && given != file)
-            die(2, "--%s %g differs from the %g of %s%s", o->name, given, file, resume_file, hint);
-        if (!(file >= o->min && file <= o->max))
-            die(1, "%s: its %s, %g, is out of range", resume_file, o->name, file);
-        if (o->i) *o->i = (int)file;
-        else *o->f = file;
-    }
     if (s->step < 0 || s->step > s->steps)
         die(1, "%s: its step, %lld, is out of range", resume_file, (long long)s->step);
     if (options[SEED].given && seed != s->seed)
@@ -363,7 +327,6 @@ static void resume(Model *m, TrainState *s)
     if (bf16 && !s->bf16) die(2, "--bf16 was not given when %s was begun%s", resume_file, hint);
     bf16 = s->bf16 != 0;
     seed = s->seed;
-    ctx = c->seq_len;
 }
 
 /* A new model with the weights of `from` wherever a tensor of the same name and size is in both. */
@@ -377,43 +340,40 @@ static void take_weights(Model *m, const Model *from)
         if (f < end && f->count == t->count && same_encoding)
             memcpy(m->params.data + t->offset, from->params.data + f->offset,
                    t->count * sizeof(float));
-        else note("train: %s is not in %s with this size: initialised", t->name, init_file);
+        else note("%s is not in %s with this size: initialised", t->name, init_file);
     }
 }
 
 static void start(Model *m)
 {
-    Model from = {0};
-    Tokenizer t;
-    Config c;
+    Model from = {0};    // its vocabulary, and with --init its weights
+    const char *named = options[TOKENIZER].given ? tokenizer_file : NULL;
+    const int absent = !named && access(tokenizer_file, F_OK);
     if (init_file) {
-        model_load(&from, init_file, options[TOKENIZER].given ? tokenizer_file : NULL, NULL);
+        model_load(&from, init_file, named, NULL);
         if (!from.tokenizer.size)
             die(1, "%s: has no vocabulary inside; name it with --tokenizer", init_file);
-        c = requested(&from.config, init_file);
-        t = from.tokenizer;
-        from.tokenizer = (Tokenizer){0};
+    } else if (absent) {
+        fprintf(stderr, "train: there is no %s here: training on bytes\n", tokenizer_file);
+        tokenizer_bytes(&from.tokenizer);
+    } else if (strcmp(tokenizer_file, "bytes")) {
+        tokenizer_load(&from.tokenizer, tokenizer_file);
     } else {
-        c = requested(NULL, NULL);
-        const int absent = !options[TOKENIZER].given && access(tokenizer_file, F_OK);
-        if (absent)
-            fprintf(stderr, "train: there is no %s here: training on bytes\n", tokenizer_file);
-        if (absent || !strcmp(tokenizer_file, "bytes")) tokenizer_bytes(&t);
-        else tokenizer_load(&t, tokenizer_file);
-        c.vocab_size = t.size;
+        tokenizer_bytes(&from.tokenizer);
     }
+    Config c = requested(init_file ? &from.config : NULL, init_file);
+    c.vocab_size = from.tokenizer.size;
     ctx = c.seq_len;
     const double params = (double)config_params(&c);
     const double activations = (double)model_scratch_floats(&c, batch, ctx);
-    note("train: %s parameters and %s floats of activations: %.0f MiB", human(params),
+    note("%s parameters and %s floats of activations: %.0f MiB", human(params),
          human(activations), (4 * params + activations) * 4 / (1 << 20));
     model_create(m, &c, ctx);
-    m->tokenizer = t;
     model_init(m, seed);
-    if (init_file) {
-        take_weights(m, &from);
-        model_free(&from);
-    }
+    if (init_file) take_weights(m, &from);
+    m->tokenizer = from.tokenizer;
+    from.tokenizer = (Tokenizer){0};
+    model_free(&from);
 }
 
 static int same_file(const char *a, const char *b)    // b: "-" is standard input
@@ -442,13 +402,6 @@ static void check_outputs(char **texts, int n)
         die(2, "--out and --log name the same file");
 }
 
-static double root_mean_square(const float *x, size_t n)
-{
-    double squares = 0;
-    for (size_t i = 0; i < n; i++) squares += (double)x[i] * (double)x[i];
-    return sqrt(squares / (double)n);
-}
-
 /* ---- The run --------------------------------------------------------------------------------- */
 
 static volatile sig_atomic_t interrupted;
@@ -459,78 +412,100 @@ static void on_signal(int number)    // the third kills; `timeout` sends two
     interrupted = number;
 }
 
-static void print_profile(const Profile *p, double in_steps)
+/* Linear to lr over the warm-up, then half a cosine to min_lr at the last step (SGDR, Loshchilov &
+   Hutter 2017). Steps count from 1. */
+static double learning_rate(int64_t step)
 {
-    static const char *const name[SECTIONS] = { "matrix products", "attention",
-        "norms, SwiGLU, embedding, rotation", "loss", "optimizer" };
-    double rest = in_steps;
-    fprintf(stderr, "train: of %.2f s in steps", in_steps);
-    for (int i = 0; i < SECTIONS; i++) {
-        fprintf(stderr, "%s %s %.1f %%", i ? "," : ":", name[i], 100 * p->spent[i] / in_steps);
-        rest -= p->spent[i];
-    }
-    fprintf(stderr, ", the rest %.1f %%; threads waited for each other for %.1f %% of their time\n",
-            100 * rest / in_steps, 100 * p->waited / (in_steps * threads));
+    if (step <= warmup) return lr * (double)step / warmup;
+    const double progress = (double)(step - warmup) / (steps > warmup ? steps - warmup : 1);
+    return min_lr + 0.5 * (1 + cos(M_PI * progress)) * (lr - min_lr);
 }
 
-static void train(Model *m, TrainState *state, Tokens data, Tokens val)
+/* The step of that number. Returns the mean loss of its sequences, batch * accum, and the norm of
+   its gradient. */
+static double train_step(Model *m, Tokens data, int64_t step, double rate, double *norm)
 {
-    const size_t pass_tokens = (size_t)batch * (size_t)ctx;
-    int *x = xmalloc(pass_tokens * sizeof *x), *y = xmalloc(pass_tokens * sizeof *y);
-    const size_t per_step = (size_t)batch * (size_t)accum;
-    Example *drawn = xmalloc(per_step * sizeof *drawn);
+    const size_t B = (size_t)batch, n = B * (size_t)accum, room = B * (size_t)ctx;
+    int *x = xmalloc(room * sizeof *x), *y = xmalloc(room * sizeof *y);
+    Example *drawn = xmalloc(n * sizeof *drawn);
+    size_t of_step = 0;    // targets that count
+    double loss = 0;
+    for (size_t i = 0; i < n; i++) {
+        drawn[i] = draw(data, (uint64_t)(step - 1) * n + i);
+        of_step += drawn[i].end - drawn[i].answer;
+    }
+    // Lines of like length share a pass, which is as long as its last.
+    if (answers) examples_sort(drawn, n);
+    for (const Example *e = drawn; e < drawn + n; e += B) {
+        const size_t T = example_inputs(e[B - 1]);
+        size_t of_pass = 0;
+        for (size_t b = 0; b < B; b++) {
+            fill(x + b * T, y + b * T, data, e[b], T);
+            of_pass += e[b].end - e[b].answer;
+        }
+        const double passes = (double)of_step / (double)of_pass;    // accum for windows
+        loss += model_backward(m, x, y, NULL, batch, (int)T, 1.0f / (float)passes) / passes;
+    }
     const AdamW adamw = { 0.9f, 0.95f, 1e-8f, (float)weight_decay, (float)clip };
-    const int64_t last = stop_after && stop_after < steps ? stop_after : steps, first = state->step;
+    *norm = model_update(m, step, &adamw, (float)rate);
+    free(x), free(y), free(drawn);
+    return loss;
+}
+
+static void print_profile(const Profile *p, double in_steps)
+{
+    const double *spent = p->spent, percent = 100 / in_steps;
+    double rest = in_steps;
+    for (int i = 0; i < SECTIONS; i++) rest -= spent[i];
+    fprintf(stderr, "train: of %.2f s in steps: matrix products %.1f %%, attention %.1f %%, "
+            "norms, SwiGLU, embedding, rotation %.1f %%, loss %.1f %%, optimizer %.1f %%, "
+            "the rest %.1f %%; threads waited for each other for %.1f %% of their time\n",
+            in_steps, percent * spent[PRODUCTS], percent * spent[ATTENTION],
+            percent * spent[LAYERS], percent * spent[LOSS], percent * spent[OPTIMIZER],
+            percent * rest, percent * p->waited / threads);
+}
+
+static void train(Model *m, TrainState *state, Tokens data, Validation val)
+{
+    const int64_t last = stop_after, first = state->step;
     const int tty = isatty(STDERR_FILENO) && !quiet;
     const int every = eval_every ? eval_every : steps > 10 ? steps / 10 : 1;
-    const double step_tokens = (double)pass_tokens * accum, began = seconds();
-    double shown = began, ms = 0, val_loss = NAN;
+    const double step_tokens = (double)batch * ctx * accum, began = seconds();
+    double shown = began, ms = 0, in_steps = 0;
+    char val_shown[32] = "n/a";
     FILE *log = log_file ? log_open(first) : NULL;
     Profile spent = {0};
-    double in_steps = 0;
     model_train_begin(m);
 
     for (int64_t step = first + 1; step <= last && !interrupted; step++) {
         const double t0 = seconds(), rate = learning_rate(step);
-        double loss = 0;
+        double norm;
         profile = profiled ? &spent : NULL;
-        size_t of_step = 0;    // targets that count
-        for (size_t i = 0; i < per_step; i++) {
-            drawn[i] = draw(data, (uint64_t)(step - 1) * per_step + i);
-            of_step += drawn[i].end - drawn[i].answer;
-        }
-        // Lines of like length share a pass, which is as long as its last.
-        if (data.line) qsort(drawn, per_step, sizeof *drawn, by_inputs);
-        for (int pass = 0; pass < accum; pass++) {
-            const Example *e = drawn + (size_t)pass * (size_t)batch;
-            const size_t T = inputs(e[batch - 1]);
-            size_t of_pass = 0;
-            for (int b = 0; b < batch; b++)
-                of_pass += fill(x + (size_t)b * T, y + (size_t)b * T, data, e[b], T);
-            const double passes = (double)of_step / (double)of_pass;    // accum for windows
-            loss += model_backward(m, x, y, NULL, batch, (int)T, 1.0f / (float)passes) / passes;
-        }
-        const double norm = model_update(m, step, &adamw, (float)rate);
-        const double took = 1e3 * (seconds() - t0);
+        const double loss = train_step(m, data, step, rate, &norm);
         profile = NULL;
+        const double took = 1e3 * (seconds() - t0);
         in_steps += took / 1e3;
-        if (!isfinite(loss) || !isfinite(norm))
-            die(1, "step %lld: the loss is %s and the norm of the gradient %s; "
-                "this step was not saved (a lower --lr helps)",
-                (long long)step, number(loss), number(norm));
+        if (!isfinite(loss) || !isfinite(norm))    // fabs: a NaN may have a sign
+            die(1, "step %lld: the loss is %.4f and the norm of the gradient %.4f; "
+                "this step was not saved (a lower --lr helps)", (long long)step, fabs(loss),
+                fabs(norm));
         state->step = step;
         ms = step - first <= 2 ? took : 0.95 * ms + 0.05 * took;    // the first step is not typical
 
         const int at_eval = step % every == 0 || step == steps;
-        if (at_eval) {
-            val_loss = evaluate(m, val);
-            const int better = val_loss < state->best_val || !state->best_step;
-            if (better && !isnan(val_loss)) state->best_val = val_loss, state->best_step = step;
+        char val_logged[32] = "";
+        const double of_val = at_eval ? examples_loss(m, NULL, val.token, val.example, val.n, 0)
+                                      : NAN;
+        if (!isnan(of_val)) {
+            snprintf(val_logged, sizeof val_logged, "%.6f", of_val);
+            snprintf(val_shown, sizeof val_shown, "%.4f", of_val);
+            if (of_val < state->best_val || !state->best_step)
+                state->best_val = of_val, state->best_step = step;
         }
         if (log) {
-            fprintf(log, "%lld\t%.0f\t%.6f\t", (long long)step, (double)step * step_tokens, loss);
-            if (at_eval && !isnan(val_loss)) fprintf(log, "%.6f", val_loss);
-            fprintf(log, "\t%.6e\t%.6f\t%.3f\t%.0f\n", rate, norm, took, step_tokens / took * 1e3);
+            fprintf(log, "%lld\t%.0f\t%.6f\t%s\t%.6e\t%.6f\t%.3f\t%.0f\n", (long long)step,
+                    (double)step * step_tokens, loss, val_logged, rate, norm, took,
+                    step_tokens / took * 1e3);
             if (fflush(log)) die(1, "%s: %s", log_file, strerror(errno));
         }
         if (!quiet && (at_eval || seconds() - shown > (tty ? 1.0 / 6 : 30))) {
@@ -538,10 +513,8 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
             const double left = (seconds() - began) / (double)(step - first)
                                 * (double)(last - step);
             fprintf(stderr, "%sstep %5lld/%d | loss %.4f | val %s | norm %.2f | lr %.2e | %.1f ms"
-                    " | %s tok/s | eta %s%s",
-                    tty ? "\r\033[?7l" : "", (long long)step, steps, loss,
-                    isnan(val_loss) ? "n/a" : number(val_loss), norm, rate, ms,
-                    human(step_tokens / ms * 1e3), minutes(left),
+                    " | %s tok/s | eta %s%s", tty ? "\r\033[?7l" : "", (long long)step, steps,
+                    loss, val_shown, norm, rate, ms, human(step_tokens / ms * 1e3), minutes(left),
                     !tty ? "\n" : at_eval ? "\033[K\033[?7h\n" : "\033[K\033[?7h");
             shown = seconds();
         }
@@ -556,14 +529,45 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens val)
     if (state->best_step)
         snprintf(best, sizeof best, "best val %.4f at step %lld", state->best_val,
                  (long long)state->best_step);
-    note("train: %s after step %lld in %s, %s tok/s, %s, peak memory %.0f MiB, saved %s",
+    note("%s after step %lld in %s, %s tok/s, %s, peak memory %.0f MiB, saved %s",
          interrupted && state->step < steps ? "interrupted" : "done", (long long)state->step,
          minutes(elapsed),
          human((double)(state->step - first) * step_tokens / (elapsed > 0 ? elapsed : 1)), best,
          peak_mib(), out);
     if (profiled) print_profile(&spent, in_steps);
-    if (state->step < steps) note("train: go on with --resume %s and the same text", out);
-    free(x), free(y), free(drawn);
+    if (state->step < steps) note("go on with --resume %s and the same text", out);
+}
+
+static double root_mean_square(const float *x, size_t n)
+{
+    double squares = 0;
+    for (size_t i = 0; i < n; i++) squares += (double)x[i] * (double)x[i];
+    return sqrt(squares / (double)n);
+}
+
+static void describe(const Model *m, Tokens data, Tokens val, size_t bytes)
+{
+    const Config *c = &m->config;
+    note("%s parameters (%d layers, %d heads, %d wide, %d hidden, %d tokens), "
+         "encoding %s, context %d, seed %llu",
+         human((double)m->params.count), c->n_layers, c->n_heads, c->dim, c->hidden_dim,
+         c->vocab_size, c->pos->name, c->seq_len, (unsigned long long)seed);
+    note("%s tokens to train on, %s to validate, %.2f bytes each; "
+         "%d thread%s (%s), vectors of %d floats", human((double)data.n), human((double)val.n),
+         (double)bytes / (double)(data.n + val.n), threads, threads > 1 ? "s" : "", threads_kind,
+         vector_width);
+    if (answers)
+        note("%zu lines to train on, %zu to validate, whose answers behind \"%s\" count",
+             data.lines, val.lines, answers);
+    if (resume_file) return;
+    if (m->pos.embed)
+        note("the embedding has a standard deviation (around 0) of %.4f, "
+             "the encoding that is added to it %.4f",
+             root_mean_square(m->params.token_embedding, (size_t)c->vocab_size * (size_t)c->dim),
+             (double)m->pos.embed_scale
+             * root_mean_square(m->pos.embed, (size_t)c->seq_len * (size_t)c->dim));
+    note("a guess among all tokens has a loss of ln %d = %.4f", c->vocab_size,
+         log(c->vocab_size));
 }
 
 int main(int argc, char **argv)
@@ -577,8 +581,7 @@ int main(int argc, char **argv)
     if (val_file && options[VAL_FRAC].given) die(2, "--val and --val-frac exclude each other");
     if (val_file) val_frac = 0;
     if (resume_file && !options[OUT].given) out = resume_file;
-    if (!options[SEED].given && !resume_file)
-        seed = (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
+    if (!options[SEED].given) seed = (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
     threads = threads_set(threads);
     check_outputs(argv, n);
 
@@ -591,80 +594,48 @@ int main(int argc, char **argv)
     if (bf16 && !bf16_set(1))
         die(2, "--bf16: this program was built for a processor without products of bf16 "
             "(AVX512-BF16)");
+    if (!stop_after || stop_after > steps) stop_after = steps;
     if (isnan(min_lr)) min_lr = lr / 10;
     if (warmup < 0) warmup = steps / 10 < 100 ? steps / 10 : 100;
     if (m.config.vocab_size > 1 << 16)
         die(1, "a vocabulary of %d entries; training takes at most %d", m.config.vocab_size,
             1 << 16);
 
-    Tokens data = encode(&m.tokenizer, text), val = {0};
-    if (val_file) {
-        val = encode(&m.tokenizer, val_text);
-    } else {    // one cut: the text before it is trained on, the text behind it never
-        size_t at = data.n - (size_t)((double)data.n * val_frac);
-        const int newline = tokenizer_byte(&m.tokenizer, '\n');
-        while (answers && at < data.n && data.token[at - 1] != newline) at++;
-        val = (Tokens){ .token = data.token + at, .n = data.n - at };
-        data.n = at;
-    }
-    if (answers) {
-        find_lines(&data, &m.tokenizer, argv[0], 0);
-        find_lines(&val, &m.tokenizer, val_file ? val_file : argv[0], val_file ? 0 : data.lines);
-    } else if (data.n < (size_t)ctx + 1)
+    const char *more = n > 1 ? " ..." : "";
+    Tokens data = encode(&m.tokenizer, text, argv[0]);
+    const Tokens val = val_file ? encode(&m.tokenizer, val_text, val_file) : split(&data);
+    if (!answers && data.n < (size_t)ctx + 1)
         die(1, "%s%s: %zu tokens to train on%s, but one window takes ctx + 1 = %d (--ctx)",
-            argv[0], n > 1 ? " ..." : "", data.n,
-            val.n && !val_file ? " without the validation part" : "", ctx + 1);
+            argv[0], more, data.n, val.n && !val_file ? " without the validation part" : "",
+            ctx + 1);
     const uint64_t sum = checksum(data.token, data.n * sizeof *data.token)
-                         ^ mix(checksum(val.token, val.n * sizeof *val.token))
+                         ^ mix(checksum(val.token + val.from, val.n * sizeof *val.token))
                          ^ (answers ? mix((uint64_t)*answers) : 0);
     if (resume_file && sum != state.data_sum)
-        die(1, "%s%s: not the text (or not the %s) that %s was trained on", argv[0],
-            n > 1 ? " ..." : "", val_frac == 0 ? "--val file or --answers" : "--answers",
-            resume_file);
+        die(1, "%s%s: not the text (or not the %s) that %s was trained on", argv[0], more,
+            val_frac == 0 ? "--val file or --answers" : "--answers", resume_file);
     state = (TrainState){ .step = state.step, .steps = steps, .batch = batch, .accum = accum,
                           .warmup = warmup, .seed = seed, .data_sum = sum, .lr = lr,
                           .min_lr = min_lr, .weight_decay = weight_decay, .clip = clip,
                           .val_frac = val_frac, .best_val = state.best_val,
                           .best_step = state.best_step, .bf16 = bf16 };
+    describe(&m, data, val, text.n + val_text.n);
 
-    const Config *c = &m.config;
-    note("train: %s parameters (%d layers, %d heads, %d wide, %d hidden, %d tokens), "
-         "encoding %s, context %d, seed %llu",
-         human((double)m.params.count), c->n_layers, c->n_heads, c->dim, c->hidden_dim,
-         c->vocab_size, c->pos->name, c->seq_len, (unsigned long long)seed);
-    note("train: %s tokens to train on, %s to validate, %.2f bytes each; "
-         "%d thread%s (%s), vectors of %d floats",
-         human((double)data.n), human((double)val.n),
-         (double)(text.n + val_text.n) / (double)(data.n + val.n),
-         threads, threads > 1 ? "s" : "", threads_kind, vector_width);
-    if (answers)
-        note("train: %zu lines to train on, %zu to validate, whose answers behind \"%s\" count",
-             data.lines, val.lines, answers);
-    if (m.pos.embed && !resume_file)
-        note("train: the embedding has a standard deviation (around 0) of %.4f, "
-             "the encoding that is added to it %.4f",
-             root_mean_square(m.params.token_embedding, (size_t)c->vocab_size * (size_t)c->dim),
-             (double)m.pos.embed_scale
-             * root_mean_square(m.pos.embed, (size_t)c->seq_len * (size_t)c->dim));
-    if (!resume_file)
-        note("train: a guess among all tokens has a loss of ln %d = %.4f", c->vocab_size,
-             log(c->vocab_size));
-
-    const struct sigaction action = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
     const int stops[] = { SIGINT, SIGTERM, SIGHUP };
-    for (int i = 0; i < 3; i++) {    // what was ignored at the start (nohup) stays so
-        struct sigaction before;
-        if (!sigaction(stops[i], NULL, &before) && before.sa_handler != SIG_IGN)
-            sigaction(stops[i], &action, NULL);
-    }
-    if (resume_file && state.step >= (stop_after && stop_after < steps ? stop_after : steps)) {
+    for (int i = 0; i < 3; i++)    // what was ignored at the start (nohup) stays so
+        if (signal(stops[i], on_signal) == SIG_IGN) signal(stops[i], SIG_IGN);
+    if (resume_file && state.step >= stop_after) {
         if (options[OUT].given) model_save(&m, out, &state);
-        note("train: %s is at step %lld of %d: nothing to do%s%s", resume_file,
+        note("%s is at step %lld of %d: nothing to do%s%s", resume_file,
              (long long)state.step, steps, options[OUT].given ? "; saved " : "",
              options[OUT].given ? out : "");
-    } else train(&m, &state, data, val);
-    free(data.token), free(data.line), free(val.line);
-    if (val_file) free(val.token);
+    } else {
+        const Validation examples = validation(val);
+        train(&m, &state, data, examples);
+        free(examples.token), free(examples.example);
+    }
+    free(data.token), free(data.line);
+    if (val_file) free(val.token), free(val.line);
     model_free(&m);
     return interrupted && state.step < steps ? 130 : 0;
 }
