@@ -322,13 +322,12 @@ static void layers_from(Transformer *m, int l, Array x, Weight E)
 static void transformer_run(Transformer *m)
 {
     const Config *c = m->c;
-    const PosEnc *e = c->pos;
-    const size_t shared = e->shared_params ? e->shared_params(c) : 0;
+    const size_t shared = c->pos->shared_params ? c->pos->shared_params(c) : 0;
     float *block = shared ? m->w + m->n_params - shared : NULL;    // the encoding's, for all layers
     m->pos = (PosTables){ .len = m->len, .embed_scale = 1 };
     const size_t biases = c->n_heads * pos_bias_stride(&m->pos);
-    if (e->build) e->build(&m->pos, block, c);
-    if (e->forward) e->forward(&m->pos, block, c);
+    if (c->pos->build) c->pos->build(&m->pos, block, c);
+    if (c->pos->forward) c->pos->forward(&m->pos, block, c);
     m->dbias = calloc(biases, sizeof *m->dbias);
     m->none = (Weight){ calloc(c->dim, sizeof(float)), calloc(c->dim, sizeof(double)) };
 
@@ -338,10 +337,10 @@ static void transformer_run(Transformer *m)
     layers_from(m, 0, x, E);
     embedding_grad(m, x, E);
 
-    if (e->backward && shared && m->pos.bias) {    // reads a gradient in the place of the bias
+    if (c->pos->backward && shared && m->pos.bias) {    // reads a gradient in the place of the bias
         float *dblock = calloc(shared, sizeof *dblock);
         for (size_t k = 0; k < biases; k++) m->pos.bias[k] = (float)m->dbias[k];
-        e->backward(dblock, &m->pos, block, c);
+        c->pos->backward(dblock, &m->pos, block, c);
         for (size_t k = 0; k < shared; k++) m->dw[m->n_params - shared + k] += dblock[k];
         free(dblock);
     }
