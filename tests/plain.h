@@ -331,7 +331,7 @@ static void transformer_run(Transformer *m)
     m->dbias = calloc(biases, sizeof *m->dbias);
     m->none = (Weight){ calloc(c->dim, sizeof(float)), calloc(c->dim, sizeof(double)) };
 
-    m->taken = 0;
+    m->taken = 0, m->memory = NULL;
     const Weight E = weight(m, c->vocab_size, c->dim);
     const Array x = embedding(m, E);
     layers_from(m, 0, x, E);
