@@ -50,6 +50,7 @@ train run: %: %.c $(SOURCES)
 $(BUILD)/%: tests/%.c tests/test.h $(SOURCES)
 	@mkdir -p $(BUILD)
 	$(COMPILE) -I. $< posenc.c -o $@ $(LINK)
+$(BUILD)/test_plain: tests/plain.h
 
 # Runs everything, also after a failure; closes with "N passed, N failed". < 1 minute.
 test:

@@ -77,10 +77,10 @@ __attribute__((unused)) static int variants(const PosEnc *e)
     return n;
 }
 
-/* A small model of one encoding; variant 0 has its defaults, the others switch on what is a switch
-   (rpe-values), and take that word where an option is one of several, with a factor of 4. */
-__attribute__((unused))
-static void small_model(Model *m, const PosEnc *e, int variant, int seq_len, int max_len)
+/* The shape of a small model of one encoding; variant 0 has its defaults, the others switch on what
+   is a switch (rpe-values), and take that word where an option is one of several, with a factor of
+   4. */
+__attribute__((unused)) static Config small_config(const PosEnc *e, int variant, int seq_len)
 {
     Config c = { .dim = 24, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .hidden_dim = 40,
                  .vocab_size = 37, .seq_len = seq_len, .start_token = -1, .untied = variant > 0,
@@ -91,11 +91,22 @@ static void small_model(Model *m, const PosEnc *e, int variant, int seq_len, int
         if (o->words || (variant && o->max == 1)) c.pos_opt[i] = variant;
         if (!strcmp(o->name, "rope-factor")) c.pos_opt[i] = 4;
     }
+    return c;
+}
+
+__attribute__((unused)) static void model_of(Model *m, Config c, int max_len)
+{
     const char *wrong = config_check(&c);
     if (wrong) die(1, "%s", wrong);
     model_create(m, &c, max_len);
     model_init(m, 1);
     tokenizer_bytes(&m->tokenizer);
+}
+
+__attribute__((unused))
+static void small_model(Model *m, const PosEnc *e, int variant, int seq_len, int max_len)
+{
+    model_of(m, small_config(e, variant, seq_len), max_len);
 }
 
 /* Moves the parameters away from their small initial values, so that every path carries a

@@ -402,32 +402,28 @@ static void test_options(void)
 }
 
 /* -m (i - j) and +m j differ by a constant of the row, which softmax ignores: ALiBi may be written
-   either way. Here attention with the one against softmax with the other. */
+   either way. Here the weights of the first layer with the one against those of the same layer
+   without an encoding, times e^(m j). */
 static void test_alibi_key_form(void)
 {
-    enum { S = 12, D = 16 };
-    Config c;
-    PosTables t;
-    float qkv[S * 3 * D], out[S * D], lse[S];
-    configure(&c, "alibi", D, 1, S);
-    tables_create(&t, &c, NULL, S);
-    fill(qkv, S * 3 * D, 1);
-    const Attention a = { .B = 1, .T = S, .H = 1, .G = 1, .D = D, .width = 3 * D, .pos = &t,
-                          .qkv = qkv, .out = out, .lse = lse };
-    attention_forward(&a);
-    const double m = -(double)*pos_bias(&t, 0, 1);
-    double weight[S], sum = 0;
-    for (int j = 0; j < S; j++) {
-        const double score = (double)dot(qkv + (S - 1) * 3 * D, qkv + j * 3 * D + D, D) / sqrt(D);
-        weight[j] = exp(score + m * j);
-        sum += weight[j];
+    enum { S = 12, H = 4 };
+    Model none, alibi;
+    float without[H * S * S], with[H * S * S];
+    int *tokens = random_tokens(S, V, 1);
+    small_model(&none, posenc_find("none"), 0, S, S);
+    small_model(&alibi, posenc_find("alibi"), 0, S, S);
+    stir(&none), stir(&alibi);
+    model_attention(&none, without, 0, tokens, S);
+    model_attention(&alibi, with, 0, tokens, S);
+    for (int h = 0; h < H; h++) {
+        const double m = -(double)*pos_bias(&alibi.pos, h, 1);
+        const float *a = without + (h * S + S - 1) * S, *b = with + (h * S + S - 1) * S;
+        double sum = 0;
+        for (int j = 0; j < S; j++) sum += (double)a[j] * exp(m * j);
+        for (int j = 0; j < S; j++) CHECK_CLOSE(b[j], (double)a[j] * exp(m * j) / sum, 1e-6);
     }
-    for (int d = 0; d < D; d++) {
-        double o = 0;
-        for (int j = 0; j < S; j++) o += weight[j] / sum * (double)qkv[j * 3 * D + 2 * D + d];
-        CHECK_CLOSE(out[(S - 1) * D + d], o, 1e-5);
-    }
-    free(t.owned[0]);
+    model_free(&none), model_free(&alibi);
+    free(tokens);
 }
 
 int main(int argc, char **argv)
