@@ -2810,8 +2810,8 @@ static void file_replace(const char *path, const Part *part, int parts)
     FILE *f = fopen(temporary, "wb");
     if (!f) die(1, "%s: %s", path, strerror(errno));
     int good = 1;
-    for (int i = 0; i < parts; i++)
-        good = good && fwrite(part[i].data, 1, part[i].bytes, f) == part[i].bytes;
+    for (int i = 0; i < parts && good; i++)
+        if (part[i].bytes) good = fwrite(part[i].data, part[i].bytes, 1, f) == 1;
     good = good && !fflush(f) && !fsync(fileno(f));
     good = !fclose(f) && good && (!parts || !rename(temporary, target));
     const int reason = errno;
@@ -2988,7 +2988,8 @@ int model_load(Model *m, const char *path, const char *tokenizer, TrainState *st
         die(1, "%s: the model has %d tokens, its vocabulary %s has %d",
             path, m->config.vocab_size, tokenizer ? tokenizer : "inside", t->size);
     if (!tokenizer) return has_state;
-    if (own.size && (own.file_size != t->file_size || memcmp(own.file, t->file, t->file_size)))
+    if (own.size && (own.file_size != t->file_size
+                     || (t->file_size && memcmp(own.file, t->file, t->file_size))))
         die(1, "%s: carries its own vocabulary, and %s is another one", path, tokenizer);
     tokenizer_free(&own);
     return has_state;
