@@ -881,7 +881,7 @@ typedef struct {
 
 /* The tile of C at (row, col): c = a.b + plus over k0 and on. A whole one is written in place, one
    at an edge or turned by way of scratch. */
-static void gemm_tile(const Gemm *g, size_t row, size_t col, size_t k0, Lanes a, const float *b)
+INLINE void gemm_tile(const Gemm *g, size_t row, size_t col, size_t k0, Lanes a, const float *b)
 {
     const size_t rows = min_size(MR, g->M - row), cols = min_size(NR, g->N - col);
     const size_t high = g->turned ? cols : rows, wide = g->turned ? rows : cols;
@@ -1057,13 +1057,18 @@ static const float *dequantized(Quantized w, size_t first, size_t n, size_t n_in
 static void matvec(float *y, const float *x, const float *w, Quantized int8, size_t n_in,
                    size_t n_out, const float *plus)
 {
-    const size_t groups = div_up(n_in, GROUP);
-    float *padded = workspace(groups * GROUP);
-    memcpy(padded, x, n_in * sizeof *x);
-    memset(padded + n_in, 0, (groups * GROUP - n_in) * sizeof *x);
+    if (!int8.q) {
+        FOR_ROWS(o, n_out, n_in * n_out, {
+            const float sum = dot_ahead(w + o * n_in, x, n_in, 4096);
+            y[o] = plus ? plus[o] + sum : sum;
+        })
+        return;
+    }
+    const size_t padded = round_up(n_in, GROUP);
+    float *xp = memcpy(workspace(padded), x, n_in * sizeof *x);
+    memset(xp + n_in, 0, (padded - n_in) * sizeof *x);
     FOR_ROWS(o, n_out, n_in * n_out, {
-        const float sum = int8.q ? dot_int8(int8, o, padded, groups)
-                                 : dot_ahead(w + o * n_in, padded, n_in, 4096);
+        const float sum = dot_int8(int8, o, xp, padded / GROUP);
         y[o] = plus ? plus[o] + sum : sum;
     })
 }
