@@ -727,7 +727,7 @@ INLINE void tile(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
 }
 
 /* C (m, n) = A.B, plus `plus` as above, on scratch that is padded to whole tiles: m rounded up to
-   MR, n to VL. The two forms are not inlined, so that there are not thirty micro-kernels. */
+   MR, n to VL. */
 INLINE void tiles(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k, const float *b,
                   size_t ldb, size_t m, size_t n, size_t K, const float *plus, const int pairs)
 {
@@ -742,19 +742,12 @@ INLINE void tiles(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k
     }
 }
 
+/* Not inlined, so that there are not thirty micro-kernels. */
 static __attribute__((noinline)) void product(float *c, size_t ldc, const float *a, size_t a_row,
                                               size_t a_k, const float *b, size_t ldb, size_t m,
                                               size_t n, size_t K, const float *plus)
 {
     tiles(c, ldc, a, a_row, a_k, b, ldb, m, n, K, plus, 0);
-}
-
-static __attribute__((noinline)) void product_bf16(float *c, size_t ldc, const float *a,
-                                                   size_t a_row, size_t a_k, const float *b,
-                                                   size_t ldb, size_t m, size_t n, size_t K,
-                                                   const float *plus)
-{
-    tiles(c, ldc, a, a_row, a_k, b, ldb, m, n, K, plus, 1);
 }
 
 /* gemm works through blocks that stay in a cache while they are used (Goto & van de Geijn 2008):
@@ -838,26 +831,29 @@ typedef struct {
     float *packed_b;
 } Gemm;
 
-/* The tile of C at (row, col): c = a.b + plus over k0 and on. A whole one is written in place, one
-   at an edge or turned by way of scratch. */
-static void gemm_tile(const Gemm *g, size_t row, size_t col, size_t k0, Lanes a, const float *b)
+/* Adds the products of k0 and on to the tile of C at (row, col), a slice `a` times a panel `b`. A
+   whole tile is written in place, one at an edge or turned by way of scratch. */
+INLINE void gemm_tile(const Gemm *g, size_t row, size_t col, size_t k0, Lanes a, const float *b)
 {
     const size_t rows = min_size(MR, g->M - row), cols = min_size(NR, g->N - col);
     const size_t high = g->turned ? cols : rows, wide = g->turned ? rows : cols;
     const size_t at = g->turned ? col * g->ldc + row : row * g->ldc + col, ldc = g->ldc;
     const size_t kn = min_size(g->kc, g->K - k0), steps = g->pairs ? div_up(kn, 2) : kn;
     const int whole = rows == MR && cols == NR && !g->turned;
-    float *c = g->c + at, tile[MR * NR];
+    float *c = g->c + at;
     const float *plus = k0 ? c : g->plus ? g->plus + at : NULL;
     // C is in no cache, or in that of another thread: asked for in time
     for (size_t y = 0; y < high; y++)
         for (size_t x = 0; x < wide; x += 16) __builtin_prefetch(c + y * ldc + x, 1);
-    (g->pairs ? product_bf16 : product)(whole ? c : tile, whole ? ldc : NR, a.at, a.lane, a.step,
-                                        b, NR, MR, cols, steps, whole ? plus : NULL);
+    float scratch[MR * NR], *tile = whole ? c : scratch;
+    const float *add = whole ? plus : NULL;
+    const size_t ld = whole ? ldc : NR;
+    if (g->pairs) tiles(tile, ld, a.at, a.lane, a.step, b, NR, MR, cols, steps, add, 1);
+    else product(tile, ld, a.at, a.lane, a.step, b, NR, MR, cols, steps, add);
     if (whole) return;
     for (size_t y = 0; y < high; y++)
         for (size_t x = 0; x < wide; x++) {
-            const float sum = g->turned ? tile[x * NR + y] : tile[y * NR + x];
+            const float sum = scratch[g->turned ? x * NR + y : y * NR + x];
             c[y * ldc + x] = sum + (plus ? plus[y * ldc + x] : 0);
         }
 }
@@ -946,21 +942,11 @@ enum { MIN_PARALLEL = 1 << 14 };
         for (size_t r = 0; r < (rows); r++) __VA_ARGS__         \
     }
 
-/* Matrices of generation as int8: groups of GROUP neighbours in a row share a scale, w = scale q,
+/* int8 weights for generation: groups of 64 neighbours in a row share a scale, w = scale q,
    q = round(127 w / max |w|); the last group of a row is filled up with zeros. Four vectors of a
    group share one of 32-bit words, a byte q + 128 each: masks take them apart. */
 enum { GROUP = 64 };
 static size_t int8_place(size_t i) { return (i / (4 * VL) * VL + i % VL) * 4 + i / VL % 4; }
-
-static void quantize_group(uint8_t *q, float *scale, const float *w, size_t n)
-{
-    float most = 0;
-    for (size_t i = 0; i < n; i++) most = fabsf(w[i]) > most ? fabsf(w[i]) : most;
-    const float inverse = most > 0 ? 127 / most : 0;
-    *scale = most / 127;
-    for (size_t i = 0; i < GROUP; i++)
-        q[int8_place(i)] = (uint8_t)(128 + (i < n ? lrintf(w[i] * inverse) : 0));
-}
 
 /* A group: GROUP / VL vectors, without the scale. The first byte of a word in the fraction of 2^23,
    or its second in that of 2^15, makes that power of two plus the byte; less 128 too, exactly q. */
@@ -1016,13 +1002,18 @@ static const float *dequantized(Quantized w, size_t first, size_t n, size_t n_in
 static void matvec(float *y, const float *x, const float *w, Quantized int8, size_t n_in,
                    size_t n_out, const float *plus)
 {
-    const size_t groups = div_up(n_in, GROUP);
-    float *padded = workspace(groups * GROUP);
-    memcpy(padded, x, n_in * sizeof *x);
-    memset(padded + n_in, 0, (groups * GROUP - n_in) * sizeof *x);
+    if (!int8.q) {
+        FOR_ROWS(o, n_out, n_in * n_out, {
+            const float sum = dot_ahead(w + o * n_in, x, n_in, 4096);
+            y[o] = plus ? plus[o] + sum : sum;
+        })
+        return;
+    }
+    const size_t padded = round_up(n_in, GROUP);
+    float *xp = memcpy(workspace(padded), x, n_in * sizeof *x);
+    memset(xp + n_in, 0, (padded - n_in) * sizeof *x);
     FOR_ROWS(o, n_out, n_in * n_out, {
-        const float sum = int8.q ? dot_int8(int8, o, padded, groups)
-                                 : dot_ahead(w + o * n_in, padded, n_in, 4096);
+        const float sum = dot_int8(int8, o, xp, padded / GROUP);
         y[o] = plus ? plus[o] + sum : sum;
     })
 }
@@ -1044,8 +1035,15 @@ static Quantized quantized(Matrices m, size_t n_in)
         #pragma omp parallel for schedule(static)
         for (size_t i = 0; i < m.n_out[k] * groups; i++) {
             const size_t row = i / groups, column = i % groups * GROUP;
-            quantize_group(out.q + (first + i) * GROUP, out.scale + first + i,
-                           m.w[k] + row * n_in + column, min_size(GROUP, n_in - column));
+            const size_t count = min_size(GROUP, n_in - column);
+            const float *w = m.w[k] + row * n_in + column;
+            uint8_t *q = out.q + (first + i) * GROUP;
+            float most = 0;
+            for (size_t x = 0; x < count; x++) most = fabsf(w[x]) > most ? fabsf(w[x]) : most;
+            const float inverse = most > 0 ? 127 / most : 0;
+            out.scale[first + i] = most / 127;
+            for (size_t x = 0; x < GROUP; x++)
+                q[int8_place(x)] = (uint8_t)(128 + (x < count ? lrintf(w[x] * inverse) : 0));
         }
     }
     return out;
@@ -1236,9 +1234,8 @@ static void cross_entropy_rows(float *losses, float *logits, const int *targets,
                                size_t V, float scale)
 {
     SECTION(LOSS);
-    FOR_ROWS(r, rows, rows * V, {
-        losses[r] = cross_entropy(logits + r * V, V, targets[r], scale);
-    })
+    FOR_ROWS(r, rows, rows * V,
+             losses[r] = cross_entropy(logits + r * V, V, targets[r], scale);)
 }
 
 /* ---- Attention ----------------------------------------------------------------------------------
