@@ -1528,7 +1528,7 @@ static void head_forward(const Scratch *s, const Attention *a, int b, int h)
 typedef struct { size_t bias, rel, all; } PartSize;    // floats: bias, rel_k and rel_v
 static PartSize part_size(const Scratch *s, const PosTables *dpos)
 {
-    const size_t bias = dpos->bias ? pos_bias_stride(dpos) : 0, rel = s->Rm * s->Dp;
+    const size_t bias = dpos->bias ? (size_t)dpos->len : 0, rel = s->Rm * s->Dp;
     return (PartSize){ bias, rel, bias + 2 * rel };
 }
 
@@ -2164,7 +2164,7 @@ static double run_batch(Model *m, float *losses, const int *tokens, const int *t
     Activations *a = activations_for(m, (size_t)step * (size_t)T, weight != 0);
     if (c->pos->forward) c->pos->forward(&m->pos, m->params.pos, c);
     if (weight != 0 && m->dpos.bias)
-        memset(m->dpos.bias, 0, (size_t)c->n_heads * pos_bias_stride(&m->dpos) * sizeof(float));
+        zero(m->dpos.bias, (size_t)c->n_heads * (size_t)m->dpos.len);
     for (int b = 0; b < B; b += step) {
         const int n = B - b < step ? B - b : step;
         const size_t at = (size_t)b * (size_t)T, rows = (size_t)n * (size_t)T;

@@ -52,7 +52,7 @@ typedef struct {
     float *cos, *sin;             // (len, rotary/2) turn the pairs (2i, 2i+1) of the first `rotary`
     int rotary;                   //                 dimensions of every head of q and k
     float *bias;                  // (n_heads, len)  row bias, one vector per head: added to the
-                                  //                 score at distance n; layout: see pos_bias
+                                  //                 score at distance n, see pos_bias
     float *rel_k;                 // (clip+1, D)     row bias, one vector per query: adds
                                   //                 q.rel_k[min(n, clip)] / sqrt(D) to the score
     float *rel_v;                 // (clip+1, D)     value rows: adds rel_v[min(n, clip)] to v
@@ -100,14 +100,11 @@ void config_defaults(Config *c);                   // gives the options of c->po
 void pos_check(Config *c, char *why, size_t size);
 float *pos_alloc(PosTables *t, size_t floats);  // zeroed, for t->owned; exits 1 without memory
 
-/* The row bias is stored backwards, so that the addends of one query for keys in ascending order
-   lie in ascending memory, and each row is followed by BIAS_PAD floats that a tile may read past
-   the diagonal. */
-enum { BIAS_PAD = 96 };
-static inline size_t pos_bias_stride(const PosTables *t) { return (size_t)t->len + BIAS_PAD; }
-static inline float *pos_bias(const PosTables *t, int head, int n)    // the place of distance n
+/* The place of distance n in the row bias of a head. It is stored backwards, so that what one query
+   adds to the scores of keys in ascending order lies in ascending memory. */
+static inline float *pos_bias(const PosTables *t, int head, int n)
 {
-    return t->bias + (size_t)head * pos_bias_stride(t) + (size_t)(t->len - 1 - n);
+    return t->bias + (size_t)head * (size_t)t->len + (size_t)(t->len - 1 - n);
 }
 
 #endif
@@ -236,7 +233,7 @@ static size_t t5_params(const Config *c)
 static void bias_build(PosTables *t, float *shared, const Config *c)
 {
     (void)shared;
-    t->bias = pos_alloc(t, (size_t)c->n_heads * pos_bias_stride(t));
+    t->bias = pos_alloc(t, (size_t)c->n_heads * (size_t)t->len);
 }
 
 static void t5_forward(PosTables *t, const float *shared, const Config *c)

@@ -325,7 +325,7 @@ static void transformer_run(Transformer *m)
     const size_t shared = c->pos->shared_params ? c->pos->shared_params(c) : 0;
     float *block = shared ? m->w + m->n_params - shared : NULL;    // the encoding's, for all layers
     m->pos = (PosTables){ .len = m->len, .embed_scale = 1 };
-    const size_t biases = c->n_heads * pos_bias_stride(&m->pos);
+    const size_t biases = (size_t)c->n_heads * m->len;
     if (c->pos->build) c->pos->build(&m->pos, block, c);
     if (c->pos->forward) c->pos->forward(&m->pos, block, c);
     m->dbias = calloc(biases, sizeof *m->dbias);

@@ -88,7 +88,7 @@ static void test_alibi(void)
     CHECK(c.pos->shared_params(&c) == 12);
     tables_create(&t, &c, g, 8);
     c.pos->forward(&t, g, &c);
-    CHECK(!memcmp(t.bias, fixed.bias, 12 * pos_bias_stride(&t) * 4));    // starts as they are
+    CHECK(!memcmp(t.bias, fixed.bias, 12 * (size_t)t.len * 4));    // starts as they are
     g[8] = logf(3);
     c.pos->forward(&t, g, &c);
     CHECK_CLOSE(*pos_bias(&t, 8, 2), -6 * .707107, 1e-5);
@@ -303,7 +303,7 @@ static void test_reduces_to_none(void)
                     m.params.data[t->offset + k] = nothing;
             }
             if (!m.params.pos) {    // fixed tables
-                if (m.pos.bias) memset(m.pos.bias, 0, 4 * pos_bias_stride(&m.pos) * 4);
+                if (m.pos.bias) memset(m.pos.bias, 0, 4 * (size_t)m.pos.len * 4);
                 m.pos.embed_scale = 0;
                 m.pos.rotary = 0;
             }
