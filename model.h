@@ -16,19 +16,21 @@
        logits = model_decode(&m, &kv, tokens, n);     // n = a whole prompt, then 1 again and again
 
    The network is Llama's: RMSNorm, no biases, grouped-query attention, SwiGLU, tied embeddings by
-   default; names are llama2.c's. What tells one position from another is not in this file. It
-   stands above posenc.c, of which it reads the interface: an encoding fills the places of PosTables
-   there, and attention works on what stands in them and never asks which encoding it was.
-   tests/plain.h is the same network in plain loops; read that first.
+   default; names are llama2.c's. What tells one position from another is in posenc.c, which is
+   below this file and knows nothing of it: this file includes its interface. An encoding fills the
+   places of PosTables, and attention works on what stands there and never asks which encoding it
+   was. tests/plain.h is the same network in plain loops; read that first.
 
    Sections of the implementation, in this order:
        errors, memory, threads, time, random numbers  -  vectors and matrix products  -  layers,
-       each forward with its backward  -  attention  -  the model  -  AdamW  -  generation and
-       sampling  -  tokenizer  -  files  -  command-line options
+       each forward with its backward  -  attention  -  attention of one query  -  the model  -
+       AdamW  -  generation and sampling  -  tokenizer  -  evaluation  -  files  -  command-line
+       options
 
-   Conventions. B sequences of T tokens; S keys; V = vocab_size; D = head size; matrices are
-   row-major, weights are (out, in). Everything is fp32 but sums over many tokens and angles, which
-   are double. Outputs come first in argument lists, then inputs, then sizes. A backward ADDS to
+   Conventions. B sequences of T tokens; V = vocab_size; H query heads and G key heads of D numbers;
+   n = the position of a query - that of a key; matrices are row-major, weights are (out, in).
+   Everything is fp32 but angles, the sum of the losses and the norm of the gradient, which are
+   double. Outputs come first in argument lists, then inputs, then sizes. A backward ADDS to
    gradients of parameters; the caller zeroes them. Nothing depends on the number of threads: the
    same seed gives the same bits. Functions that can fail because of a file, an option or memory do
    not return an error: they print one line and exit (1 a file or memory, 2 an option). Shapes,
@@ -76,7 +78,7 @@ typedef struct {                  // an arena: the layout of parameters, gradien
     float *pos;                   // the encoding's shared block
     Tensor *tensors;              // the list of all, in file order
     int n_tensors;
-    const size_t *first;          // while it is laid out: places in a file of another order
+    const size_t *first;          // during layout alone: where a llama2.c file has each kind
 } Params;
 
 /* A vocabulary with llama2.c's rules, or the 256 bytes themselves. */
@@ -128,14 +130,15 @@ size_t config_params(const Config *c);    // number of parameters
    left empty: whoever saves the model gives it one. */
 void model_create(Model *m, const Config *c, int max_len);
 /* N(0, 0.02); residual outputs (wo, w2) divided by sqrt(2 n_layers) (GPT-2, Radford et al.
-   2019); gains 1. */
+   2019), which tests/README.md compares with none; gains 1. */
 void model_init(Model *m, uint64_t seed);
 /* Builds the tables of the encoding again, for positions 0 .. len-1 and for the options that
    m->config has now; they must have passed config_check, with the same parameters. Not while the
    model is trained or a cache is in use. */
 void model_tables(Model *m, int len);
 /* Once, before model_backward: allocates gradients, gradient tables, and moments (zero) unless
-   model_load brought them. */
+   model_load brought them. Not for a model that model_load read from a checkpoint of llama2.c, whose
+   matrices stand in another order: copy its weights into one of model_create. */
 void model_train_begin(Model *m);
 void model_free(Model *m);        // all that it holds, the tokenizer and the mapped file included
 
@@ -145,8 +148,8 @@ void model_free(Model *m);        // all that it holds, the tokenizer and the ma
    losses (B, T): receives the loss of each target, or NULL. */
 double model_loss(Model *m, float *losses, const int *tokens, const int *targets,
                   const int *positions, int B, int T);
-/* Returns the same, of one target that counts or more, and adds `weight` times its gradient to
-   m->grads. The batch is worked off in fixed pieces, so memory depends on T, not on B. */
+/* Returns the same, and adds `weight` times its gradient to m->grads; one target must count. The
+   batch is worked off in fixed pieces, so memory depends on T, not on B. */
 double model_backward(Model *m, const int *tokens, const int *targets, const int *positions,
                       int B, int T, float weight);
 /* logits (B, T, V), for tests and inspection. */
@@ -154,8 +157,8 @@ void model_logits(Model *m, float *logits, const int *tokens, const int *positio
 /* The weights A (n_heads, T, T) with which one layer attends in one sequence, 0 for keys that are
    not seen; for inspection, a plain loop over the definition. */
 void model_attention(Model *m, float *A, int layer, const int *tokens, int T);
-/* Floats of activations that model_backward keeps for B sequences of T; the scratch of products and
-   attention, a few MiB, comes on top. */
+/* Floats of activations that model_backward keeps, those of one piece of a batch (B, T). The scratch
+   of products and attention, a few MiB, comes on top. */
 size_t model_scratch_floats(const Config *c, int B, int T);
 
 /* From here on the matrices are read as int8, in groups of 64 that share a scale: 1.06 bytes a
@@ -1637,9 +1640,9 @@ static void attention_backward(Attention *a)
 }
 
 /* ---- Attention of one query: generation and inspection ------------------------------------------
-   The cache of a layer holds 2 G heads, of keys and then of values, each for itself as it is read
-   as a whole: blocks of LANES tokens, transposed, so that a vector holds one element of
-   neighbouring tokens and no sum runs across a vector, however small a head. */
+   The cache of a layer is 2 G arrays, one for every key head and then one for every value head. An
+   array is blocks of LANES tokens, transposed, so that a vector holds one element of neighbouring
+   tokens and no sum runs across a vector, however small a head. */
 enum { LANES = 16 };
 static size_t cache_head(int len, size_t D) { return round_up((size_t)len, LANES) * D; }   // floats
 static size_t cache_layer(int len, const Config *c)
@@ -1681,8 +1684,8 @@ static void add_biases(float *s, float *rel, const float *q, const Attention *a,
     add_by_distance(s, rel, pos->clip, t, 0);
 }
 
-/* The query of the last of S tokens. It reads keys and values once, and asks for a block while it
-   works on the one before the last. scratch: see attention_step. */
+/* The query of the last of S tokens. Keys and values are read once, and the block after the next is
+   prefetched. scratch: see attention_step. */
 static void attention_step_head(float *scratch, const float *cache, int len, int S,
                                 const Attention *a, int h)
 {
@@ -1748,7 +1751,7 @@ const char *config_check(Config *c)
     static char why[200];
     why[0] = 0;
     if (!c->n_kv_heads) c->n_kv_heads = c->n_heads;
-    if (!c->hidden_dim && c->dim > 0)    // Llama's 8/3 keeps the cost of 4 dim
+    if (!c->hidden_dim && c->dim > 0)    // Llama: three matrices of 8/3 dim cost what two of 4 dim do
         c->hidden_dim = (int)round_up((size_t)c->dim * 8 / 3, 32);
     const struct { const char *name; int value; } sizes[] = {
         { "dim", c->dim }, { "layers", c->n_layers }, { "heads", c->n_heads },
@@ -1928,7 +1931,8 @@ struct Activations {
     int training;                 // 0: the layers share their memory
     float *block;
     LayerActs *layers;            // (n_layers+1), of the last only x
-    float *norm, *hidden;         // (rows, dim) (rows, hidden)
+    float *norm, *hidden;         // (rows, dim) (rows, hidden) output of a norm, of SwiGLU; in the
+                                  // backward also their gradients, and norm that of att
     float *dx;                    // (rows, dim) gradient of the residual stream
     float *logits, *losses;       // (HEAD_ROWS, V) (rows)
 };
@@ -2139,6 +2143,7 @@ static void layers_backward(Model *m, const int *tokens, const int *positions, i
         linear_backward(a->hidden, d->w2, a->dx, a->hidden, w->w2, rows, hidden, dim);
         swiglu_backward(l->ab, a->hidden, rows, hidden);
         rmsnorm_forward(a->norm, l->mid, w->rms_ffn, rows, dim);
+        // w1 and w3 lie behind each other and are one matrix here, and so do wq, wk and wv
         linear_backward(a->norm, d->w1, l->ab, a->norm, w->w1, rows, dim, 2 * hidden);
         rmsnorm_backward(a->dx, d->rms_ffn, a->norm, l->mid, w->rms_ffn, rows, dim);
 

@@ -10,7 +10,7 @@
    appears in them by name.
 
        embed   added to the token embedding              sinusoidal, learned
-       rotate  turns q and k after their projection      rope
+       rotate  (cos, sin) turns q and k, in every layer  rope
        bias    added to the score, by head and distance  t5, alibi
        rel_k   q . rel_k[distance], added to the score   rpe
        rel_v   added to the values, by distance          rpe --rpe-values 1
@@ -51,11 +51,11 @@ typedef struct {
     float embed_scale;
     float *cos, *sin;             // (len, rotary/2) turn the pairs (2i, 2i+1) of the first `rotary`
     int rotary;                   //                 dimensions of every head of q and k
-    float *bias;                  // (n_heads, len)  row bias, one vector per head: added to the
-                                  //                 score at distance n, see pos_bias
-    float *rel_k;                 // (clip+1, D)     row bias, one vector per query: adds
-                                  //                 q.rel_k[min(n, clip)] / sqrt(D) to the score
-    float *rel_v;                 // (clip+1, D)     value rows: adds rel_v[min(n, clip)] to v
+    float *bias;                  // (n_heads, len)  added to the score of a head at distance n; a
+                                  //                 head's row is stored backwards, see pos_bias
+    float *rel_k;                 // (clip+1, D)     q.rel_k[min(n, clip)] / sqrt(D) is added to the
+                                  //                 score
+    float *rel_v;                 // (clip+1, D)     rel_v[min(n, clip)] is added to v
     int clip;
     float *owned[2];              // memory of this struct's own, see pos_alloc
 } PosTables;
@@ -80,12 +80,14 @@ struct PosEnc {
     size_t (*shared_params)(const Config *c);
     size_t (*layer_params)(const Config *c);
     float init_std;               // their initial standard deviation (normal, mean 0)
-    // Once: allocates (pos_alloc) and fills the tables for positions 0 .. t->len-1, or points
-    // into `shared`.
+    // Allocates (pos_alloc) and fills the tables for positions 0 .. t->len-1, or points into
+    // `shared`. Called for the tables, again when their length changes, and for the tables of
+    // gradients, where `shared` is the block of gradients.
     void (*build)(PosTables *t, float *shared, const Config *c);
-    // Before every forward of a model that is trained: parameters -> tables, where they differ.
+    // Before every forward, and at the start of a generation: parameters -> tables, where they
+    // differ.
     void (*forward)(PosTables *t, const float *shared, const Config *c);
-    // After every backward: gradients of the tables -> added to gradients of the parameters.
+    // After every backward: gradient of `bias` -> added to gradients of the parameters.
     void (*backward)(float *dshared, const PosTables *dt, const float *shared, const Config *c);
     // Before a layer: points the tables into that layer's block of parameters, or of gradients.
     void (*layer)(PosTables *t, float *layer, const Config *c);
@@ -100,8 +102,8 @@ void config_defaults(Config *c);                   // gives the options of c->po
 void pos_check(Config *c, char *why, size_t size);
 float *pos_alloc(PosTables *t, size_t floats);  // zeroed, for t->owned; exits 1 without memory
 
-/* The place of distance n in the row bias of a head. It is stored backwards, so that what one query
-   adds to the scores of keys in ascending order lies in ascending memory. */
+/* The place of distance n in `bias`. A row is stored backwards, so that what one query adds to the
+   scores of keys in ascending order lies in ascending memory. */
 static inline float *pos_bias(const PosTables *t, int head, int n)
 {
     return t->bias + (size_t)head * (size_t)t->len + (size_t)(t->len - 1 - n);
@@ -189,15 +191,14 @@ static void rpe_layer(PosTables *t, float *layer, const Config *c)
 
 /* ---- t5 -----------------------------------------------------------------------------------------
    s_ij = q_i . k_j / sqrt(D) + sqrt(dim) B[bucket(n)][h]
-   bucket(n) = n for n < me = buckets / 2, else
-               min(buckets - 1, me + floor(ln(n / me) / ln(max / me) (buckets - me)))
+   bucket(n) = n for n < exact = buckets / 2, else
+               min(buckets - 1, exact + floor(ln(n / exact) / ln(max / exact) (buckets - exact)))
    Raffel et al. 2020, the causal side. B (buckets, H) is trained, shared by all layers, from zero.
-   AdamW moves a parameter by about lr a step whatever its gradient, so a bare table would stay
-   within a nat in a short run; sqrt(dim) lets it move (the same device, with sqrt(D), is in
-   x-transformers). A bucket that no distance below the trained length reaches would stay at zero
-   and betray far keys, so max defaults to half the context.
-   Past the trained length: all that is farther than max shares the last bucket; holds for a while,
-   then rises. */
+   AdamW moves a parameter by about lr a step whatever its gradient, so in a short run a bare table
+   would change a score by about 1 only; sqrt(dim) lets it move (the same device, with sqrt(D), is
+   in x-transformers). A bucket that no distance below the trained length reaches would stay at
+   zero, a bias for far keys that was never trained, so max defaults to half the context.
+   Past the trained length: all that is farther than max shares the last bucket. */
 
 enum { T5_BUCKETS, T5_MAX };
 
@@ -256,7 +257,7 @@ static void t5_backward(float *dshared, const PosTables *dt, const float *shared
    Press, Smith & Lewis 2022; otherwise, as in their code, the slopes of the next lower power of
    two, followed by every other slope of the next higher one. No parameters. (Under a causal mask
    the same as adding m_h j: softmax ignores what a whole row has in common.)
-   With `learned` the slope is m_h e^(g_h), g (H) trained, shared by all layers, from zero: it
+   With --alibi-learned 1 the slope is m_h e^(g_h), g (H) trained, shared by all layers, from zero: it
    starts at m_h and keeps its sign, and d/dg_h = sum_n bias[h][n] dbias[h][n]. The authors tried
    trained slopes and kept fixed ones.
    Past the trained length: far keys fade, so the loss stays flat. */

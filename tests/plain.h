@@ -1,7 +1,7 @@
 /* plain.h - the Transformer of model.h in plain loops, to learn from and to test against.
 
    Every layer with its equation, its forward and its backward. No threads, no vectors, no tiles;
-   all but the parameters is double. The tests hold the fast model.h against it: same parameters,
+   all but the parameters and the tables of the encoding is double. The tests hold the fast model.h against it: same parameters,
    same logits, loss and gradients. A positional encoding acts in the places `embed`, `rotate`,
    `bias`, `rel_k` and `rel_v` (PosTables in posenc.c).
 
@@ -29,7 +29,7 @@ typedef struct {                  // one run. Given to it:
     const int *tokens, *targets;  // (T) a negative target does not count
     const int *positions;         // (T) not decreasing
     // Written by it: losses (T) of the targets that count, logits (T, V), weights of attention
-    // (n_layers, H, T, T). Added to: the gradient (n_params) of the sum of the losses.
+    // (n_layers, H, T, T; j <= i). Added to: the gradient (n_params) of the sum of the losses.
     double *losses, *logits, *A, *dw;
     // Its own: the places of the encoding, the gradient of its bias, what stands in a place that is
     // not used; how many parameters are taken; the memory of all arrays, and how many they are.
