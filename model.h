@@ -130,7 +130,7 @@ size_t config_params(const Config *c);    // number of parameters
    left empty: whoever saves the model gives it one. */
 void model_create(Model *m, const Config *c, int max_len);
 /* N(0, 0.02); residual outputs (wo, w2) divided by sqrt(2 n_layers) (GPT-2, Radford et al.
-   2019), which tests/README.md compares with none; gains 1. */
+   2019): scripts/README.md compares it with none; gains 1. */
 void model_init(Model *m, uint64_t seed);
 /* Builds the tables of the encoding again, for positions 0 .. len-1 and for the options that
    m->config has now; they must have passed config_check, with the same parameters. Not while the
