@@ -7,8 +7,7 @@
 /* ---- Options: the defaults are here, --help prints them -------------------------------------- */
 
 enum { STOPS = 8, CONTEXTS = 32 };
-// Places in the table; from POS_OWN on stand the encodings' own options.
-enum { TOKENS = 2, SEED = 6, POS_OWN = 20 };
+enum { TOKENS = 2 };    // its place in the table
 
 static const char *prompt, *prompt_file, *stops[STOPS], *tokenizer_file, *ctx_list;
 static const char *eval_file, *inspect_file, *answers;
@@ -16,7 +15,7 @@ static int tokens = 256, top_k, threads, quiet, encode, by_position, stride, int
 static double temperature = 0.8, top_p = 0.95;
 static uint64_t seed;
 
-static Option options[POS_OWN + MOST_POS_OPTIONS] = {
+static Option options[] = {
     { "prompt", 'p', "TEXT", "text to go on from", .s = &prompt },
     { "prompt-file", 'f', "FILE", .s = &prompt_file,
       .help = "the same from a file, less one newline at its end; - is standard input" },
@@ -28,7 +27,7 @@ static Option options[POS_OWN + MOST_POS_OPTIONS] = {
       .help = "draw from the N likeliest tokens; 0: from all" },
     { "top-p", 0, "X", .f = &top_p, .min = 0, .max = 1,
       .help = "draw from the likeliest tokens that have this probability together; 1: from all" },
-    [SEED] = { "seed", 's', "N", "random seed; default: drawn, and printed", .u = &seed },
+    { "seed", 's', "N", "random seed; default: drawn, and printed", .u = &seed },
     { "stop", 0, "TEXT", .s = stops, .max = STOPS,
       .help = "stop before TEXT would be printed; may be given up to 8 times" },
     { "tokenizer", 'z', "FILE", "vocabulary, for checkpoints of llama2.c", .s = &tokenizer_file },
@@ -51,19 +50,15 @@ static Option options[POS_OWN + MOST_POS_OPTIONS] = {
       .help = "with --eval: lines of question, MARK, answer: length lines exact tokens loss" },
     { "inspect", 0, "FILE", .s = &inspect_file,
       .help = "print the encoding and the attention on a text: what layer head row column value" },
-    [POS_OWN - 1] = { "quiet", 'q', NULL, "print errors and warnings only", .on = &quiet },
+    { "quiet", 'q', NULL, "print errors and warnings only", .on = &quiet },
+    { 0 },
 };
 
-static void help(void)
-{
-    printf("usage: run [options] MODEL\n"
-           "Generates text with a model that ./train wrote, "
-           "or with a checkpoint of llama2.c and its -z tokenizer.bin.\n"
-           "    ./run model.bin -p \"Once upon a time\"\n\n");
-    options_help(options, POS_OWN);
-    printf("\noptions of the encodings, in place of those that the model was trained with:\n");
-    options_help_pos(1);
-}
+static const char *const usage =
+    "run [options] MODEL\n"
+    "Generates text with a model that ./train wrote, "
+    "or with a checkpoint of llama2.c and its -z tokenizer.bin.\n"
+    "    ./run model.bin -p \"Once upon a time\"\n";
 
 // A line on stderr, unless --quiet.
 #define note(format, ...) (quiet ? 0 : fprintf(stderr, "run: " format "\n", __VA_ARGS__))
@@ -440,8 +435,7 @@ static void check_exclusions(void)
 int main(int argc, char **argv)
 {
     program_begin("run", argv);
-    options_add_pos(options + POS_OWN, 1);
-    const int n_args = options_parse(options, argc, argv, help);
+    const int n_args = options_parse(usage, options, 1, argc, argv);
     if (n_args != 1)
         die(2, n_args ? "more than one model was given: %s and %s (a prompt goes behind -p)"
                       : "no model was given (--help shows how)", argv[0], argv[1]);
@@ -450,13 +444,12 @@ int main(int argc, char **argv)
     if (n_contexts > 1 && (!eval_file || answers))
         die(2, "--ctx takes one number here; a list needs --eval without --answers");
     for (int i = 0; i < n_contexts; i++) longest = contexts[i] > longest ? contexts[i] : longest;
-    if (!options[SEED].given) seed = (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
     threads = threads_set(threads);
 
     Model m;
     model_load(&m, argv[0], tokenizer_file, NULL);
     Config *c = &m.config;
-    const int changed = options_apply_pos(c, options + POS_OWN);
+    const int changed = options_apply_pos(c);
     const char *wrong = config_check(c);
     if (wrong) die(2, "%s", wrong);
     if (int8) model_quantize(&m);
