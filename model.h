@@ -79,21 +79,18 @@ typedef struct {                  // an arena: the layout of parameters, gradien
     const size_t *first;          // while it is laid out: places in a file of another order
 } Params;
 
-/* A vocabulary with llama2.c's rules, or the 256 bytes themselves. */
 typedef struct {
     const char *text; int length; // not terminated
     float score;                  // of two merges, the higher comes first
     int byte;                     // the one that a piece such as <0x41> stands for, else -1
 } Piece;
-typedef struct {
+typedef struct {                  // a vocabulary with llama2.c's rules, or the 256 bytes themselves
     int size;                     // entries; 256 for bytes
     int bytes;                    // 1: a token is a byte, and the rest is unused
-    char *file;                   // the tokenizer.bin itself, zero padded to a multiple of 64
-    size_t file_size;
+    char *file; size_t file_size; // the tokenizer.bin, zero padded to a multiple of 64
     Piece *piece;                 // (size) whose texts lie in `file`
     int byte_id[256];             // token of a single byte, -1 where there is none
-    int *slots;                   // hash table piece -> id, -1 empty
-    size_t n_slots;
+    int *slots; size_t n_slots;   // hash table piece -> id, -1 empty
     uint8_t joined[256][256];     // 1: some piece holds the first byte followed by the second
 } Tokenizer;
 
@@ -199,19 +196,18 @@ typedef struct { char *data; size_t n, room; } Text;    // n bytes and a NUL; {0
 
 /* Text of any bytes -> tokens, one after the other. As llama2.c and SentencePiece: a blank in front
    of a text that is not empty, merges by best score, leftmost first (BPE, Sennrich et al. 2016);
-   what is no piece becomes bytes. O(n log n). The text must stay until the end. */
+   what is no piece becomes bytes. O(n log n). Begins as { .t, .text, .left }. */
 typedef struct {
     const Tokenizer *t;
-    const char *text; size_t left;    // what was not read yet
-    size_t unknown;                   // unknown characters so far; with single bytes there are none
+    const char *text; size_t left;    // what was not read yet; it must stay until the end
+    size_t unknown;                   // unknown characters so far
     Text run;                         // what is merged at a time, see encoder_run,
     struct Symbol *symbols; size_t room;
     size_t at;                        //   and the place in it of the next token
 } Encoder;
-void encoder_begin(Encoder *e, const Tokenizer *t, const char *text, size_t length);
 /* The next token, at most length + 1 in all; -1 at the end, where the memory of *e is freed. */
 int encoder_next(Encoder *e);
-/* All of them, *count, which the caller frees; *unknown is Encoder's, unless it is NULL. */
+/* All of them, *count, which the caller frees; unknown may be NULL. */
 int *tokenizer_encode(const Tokenizer *t, const char *text, size_t length, size_t *count,
                       size_t *unknown);
 /* The text of one token, *length bytes, not terminated, valid as long as the tokenizer. `first`
@@ -227,8 +223,7 @@ static inline size_t example_inputs(Example e) { return e.end - 1 - e.at; }
 /* By the number of tokens that they read, then by place. */
 void examples_sort(Example *e, size_t n);
 /* Mean loss in nats over all targets of n examples, NaN if there are none. losses[k] receives the
-   loss of token k, unless it is NULL. Every example begins at position first_position. Neighbours
-   that read equally many tokens share a batch. */
+   loss of token k, unless it is NULL. Every example begins at position first_position. */
 double examples_loss(Model *m, float *losses, const int *tokens, const Example *e, size_t n,
                      int first_position);
 /* The lines of a text in order, *count, which the caller frees; the first mark of a line ends its
@@ -249,14 +244,12 @@ typedef struct {                  // what a training run needs to go on; all tha
     int64_t bf16;                 // 1: products of bf16
 } TrainState;
 
-/* Writes a model to a temporary file beside `path` and renames it: there is always the old one or
-   the new one. With a state the moments go with it. */
+/* Replaces the file: there is always the old one or the new one. With a state the moments go too. */
 void model_save(const Model *m, const char *path, const TrainState *state);
-/* Loads a model.bin, or a checkpoint of llama2.c (legacy or version 1). `tokenizer` names a
-   vocabulary ("bytes", a file, NULL for none): llama2.c's files need one, a model.bin carries its
-   own and accepts no other. The tables of the encoding are built for the trained length, see
-   model_tables for another. Returns 1 when the file holds a training state, else 0; with
-   `state` not NULL that fills *state and the moments. */
+/* Loads a model.bin, or a checkpoint of llama2.c (legacy or version 1), with the encoding's tables
+   for the trained length. `tokenizer` names a vocabulary ("bytes", a file, NULL for none):
+   llama2.c's files need one, a model.bin carries its own and accepts no other. Returns whether the
+   file holds a training state; with `state` not NULL that fills *state and the moments. */
 int model_load(Model *m, const char *path, const char *tokenizer, TrainState *state);
 /* 64 bits that any change of a single word changes; no defence against intent. */
 uint64_t checksum(const void *data, size_t bytes);
@@ -266,8 +259,7 @@ char *file_read(const char *path, size_t *size);
 /* Appends the same as a text: a UTF-8 byte-order mark is dropped, \r\n and \r become \n. Returns
    how often they did. UTF-16 is refused. */
 size_t text_append(Text *text, const char *path);
-/* Exits now rather than after the work if path cannot be written, or is something else than a
-   regular file (tries with a temporary file beside it). */
+/* Exits if path cannot be written, or is something else than a regular file. */
 void file_check_writable(const char *path);
 
 /* ---- Options, errors, threads, time, random numbers ------------------------------------------ */
@@ -277,8 +269,7 @@ typedef struct {
     const char *arg, *help;       // arg: what the value is called in --help, NULL for a switch
     int *i; double *f; uint64_t *u; const char **s; int *on;    // one of them: where the value
                                   //   goes, now the default; NaN and what is below min say none
-    double min, max;              // limits of a number; max above 1 of an .s: so many may be given,
-                                  //   s[0], s[1], ...
+    double min, max;              // limits of a number; max > 1 of an .s: so many may be given
     int given;                    // how often it was on the command line
 } Option;
 
@@ -288,8 +279,8 @@ typedef struct {
    that is not given is drawn. Exits 2 with a line that names the option when something is wrong;
    --help prints `usage`, all options with their defaults, and exits 0. */
 int options_parse(const char *usage, Option *options, int trained, int argc, char **argv);
-/* Writes the encodings' options that were given into c and returns whether there are any; exits 2
-   if c->pos has no such one. */
+/* Writes the encodings' options that were given into c and checks it; returns whether there are any.
+   Exits 2 if c->pos has no such one, or with what is wrong. */
 int options_apply_pos(Config *c);
 /* A word or a number, as one writes it; valid until the fourth call from here. */
 const char *pos_option_text(const PosOption *o, double value);
@@ -2547,11 +2538,6 @@ static void encoder_run(Encoder *e)
     merge_run(e);
 }
 
-void encoder_begin(Encoder *e, const Tokenizer *t, const char *text, size_t length)
-{
-    *e = (Encoder){ .t = t, .text = text, .left = length };
-}
-
 int encoder_next(Encoder *e)
 {
     if (e->t->bytes && e->left) {
@@ -2572,9 +2558,8 @@ int encoder_next(Encoder *e)
 int *tokenizer_encode(const Tokenizer *t, const char *text, size_t length, size_t *count,
                       size_t *unknown)
 {
-    Encoder e;
+    Encoder e = { .t = t, .text = text, .left = length };
     int *out = xrealloc(NULL, (length + 1) * sizeof *out);
-    encoder_begin(&e, t, text, length);
     *count = 0;
     for (int token; (token = encoder_next(&e)) >= 0;) out[(*count)++] = token;
     if (unknown) *unknown = e.unknown;
@@ -2700,8 +2685,7 @@ static const char MAGIC[8] = { 'P', 'O', 'S', 'E', 'N', 'C', 0x1a, '\n' };
 _Static_assert(sizeof(Header) == 384 && sizeof(TrainState) == 15 * 8, "they have no holes");
 _Static_assert(offsetof(Config, start_token) + sizeof(int) == SHAPE_BYTES, "so begins a Config");
 
-/* Eight lanes of h = (h ^ word) * odd, each step a bijection, so that no single changed word can
-   go unnoticed. */
+/* Eight lanes of h = (h ^ word) * odd, each step a bijection: no single changed word is missed. */
 static uint64_t checksum_block(const uint8_t *p, size_t bytes)
 {
     uint64_t lane[8], word[8], h = bytes;
@@ -2721,7 +2705,7 @@ uint64_t checksum(const void *data, size_t bytes)
     const size_t blocks = div_up(bytes, BLOCK);
     if (blocks == 1) return checksum_block(data, bytes);
     uint64_t *sums = xmalloc(blocks * sizeof *sums);    // whose sum is that of the whole
-    #pragma omp parallel for schedule(static) if (blocks > 1)
+    #pragma omp parallel for schedule(static)
     for (long b = 0; b < (long)blocks; b++) {
         const size_t at = (size_t)b * BLOCK;
         sums[b] = checksum_block((const uint8_t *)data + at, min_size(BLOCK, bytes - at));
@@ -2782,9 +2766,8 @@ size_t text_append(Text *text, const char *path)
 
 typedef struct { const void *data; size_t bytes; } Part;
 
-/* Writes a file beside `path` and puts it in its place: at any moment there is the old one or the
-   new one. Beside it, since a rename must not cross file systems; a link stays, and what it leads
-   to is replaced. Without parts it only tries, and leaves nothing behind. */
+/* Writes a file beside `path`, since a rename must not cross file systems, and puts it in its
+   place; a link stays, and what it leads to is replaced. Without parts it only tries. */
 static void file_replace(const char *path, const Part *part, int parts)
 {
     char *resolved = realpath(path, NULL);
@@ -2847,8 +2830,8 @@ void model_save(const Model *m, const char *path, const TrainState *state)
     file_replace(path, part, state ? 6 : 3);
 }
 
-/* The parameters are used where they lie in the file, from m->map on. Its pages are private: what
-   is written to them stays in this process. */
+/* The parameters are used where they lie in the file. Its pages are private: what is written to
+   them stays in this process. */
 static void file_map(Model *m, const char *path)
 {
     struct stat info;
@@ -2861,16 +2844,16 @@ static void file_map(Model *m, const char *path)
     close(fd);
 }
 
-/* The shape must be possible, and the file must have the size of such a model's parameters and of
-   `others` bytes. */
-static void check_shape(const Model *m, const char *path, Config *c, double others)
+/* The shape must be possible, and the file must have the size of so many arenas of such a model and
+   of `others` bytes. */
+static void check_shape(const Model *m, const char *path, Config *c, int arenas, double others)
 {
     const char *wrong = config_check(c);
     if (wrong) die(1, "%s: not a model file, or a damaged one: %s", path, wrong);
-    const double expected = others + 4 * (double)config_params(c), found = (double)m->map_size;
-    if (expected != found)
-        die(1, "%s: expected %.0f bytes for a model of this shape, found %.0f%s",
-            path, expected, found, found < expected ? " (cut off?)" : "");
+    const double expected = others + 4.0 * arenas * (double)config_params(c);
+    if (expected != (double)m->map_size)
+        die(1, "%s: expected %.0f bytes for a model of this shape, found %zu%s", path, expected,
+            m->map_size, (double)m->map_size < expected ? " (cut off?)" : "");
 }
 
 static void check_sum(const char *path, const char *what, uint64_t expected, uint64_t found)
@@ -2898,19 +2881,17 @@ static int load_llama2c(Model *m, const char *path)
     config_defaults(&c);
     // The legacy version holds tables of angles, which nobody reads.
     const double angles = versioned ? 0 : (double)c.seq_len * c.dim / c.n_heads;
-    check_shape(m, path, &c, (double)header + 4 * angles);
+    check_shape(m, path, &c, 1, (double)header + 4 * angles);
 
-    enum { ANGLES = LAYER_POS };    // stands for the tables
-    static const int order[2][13] = {
-        { EMB, RMS_ATT, WQ, WK, WV, WO, RMS_FFN, W1, W2, W3, RMS_FINAL, ANGLES, CLS },
-        { RMS_ATT, RMS_FFN, RMS_FINAL, EMB, WQ, WK, WV, WO, W1, W2, W3, CLS, ANGLES } };
+    static const int order[2][12] = {
+        { EMB, RMS_ATT, WQ, WK, WV, WO, RMS_FFN, W1, W2, W3, RMS_FINAL, CLS },
+        { RMS_ATT, RMS_FFN, RMS_FINAL, EMB, WQ, WK, WV, WO, W1, W2, W3, CLS } };
     size_t first[SLOTS] = {0}, at = 0;
-    for (int k = 0; k < 13; k++) {
+    for (int k = 0; k < 12; k++) {
         const int slot = order[versioned][k];
         const int once = slot == EMB || slot == RMS_FINAL || slot == CLS;
-        first[slot] = at;
-        at += slot == ANGLES ? (size_t)angles
-                             : slot_floats(&c, slot) * (once ? 1 : (size_t)c.n_layers);
+        first[slot] = at += slot == CLS ? (size_t)angles : 0;
+        at += slot_floats(&c, slot) * (once ? 1 : (size_t)c.n_layers);
     }
     model_place(m, &c, c.seq_len, (float *)(void *)(file + header), first);
     return 0;
@@ -2923,29 +2904,26 @@ static int load_posenc(Model *m, const char *path, TrainState *state)
     if (h.version != VERSION)
         die(1, "%s: a model of version %d, expected %d", path, h.version, VERSION);
     check_sum(path, "header", h.sum, checksum(&h, offsetof(Header, sum)));
-    h.pos[sizeof h.pos - 1] = 0;
     Config c = { .pos = posenc_find(h.pos) };
     if (!c.pos) die(1, "%s: the encoding \"%s\" is not known to this program", path, h.pos);
     memcpy(&c, h.shape, SHAPE_BYTES);
     config_defaults(&c);
     for (int i = 0; i < POS_OPTIONS && h.option[i].name[0]; i++) {
-        h.option[i].name[sizeof h.option[i].name - 1] = 0;
         const int k = pos_option(c.pos, h.option[i].name);
         if (k < 0) die(1, "%s: %s has no option \"%s\"", path, c.pos->name, h.option[i].name);
         c.pos_opt[k] = h.option[i].value;
     }
+    const int has_state = h.state_bytes > 0;
     const size_t vocab_room = round_up(min_size(h.vocab_bytes, m->map_size), 64);
-    check_shape(m, path, &c, (double)(sizeof h + vocab_room) + (double)h.state_bytes);
+    check_shape(m, path, &c, has_state ? 3 : 1,
+                (double)(sizeof h + vocab_room + (has_state ? sizeof *state : 0)));
     const size_t floats = config_params(&c) * sizeof(float);
-    if (c.start_token < -1 || c.start_token >= c.vocab_size || h.n_params != floats / sizeof(float)
-        || (h.state_bytes && h.state_bytes != sizeof *state + 2 * floats))
-        die(1, "%s: not a usable model: its header contradicts itself", path);
 
     char *vocabulary = (char *)m->map + sizeof h, *params = vocabulary + vocab_room;
     const char *saved = params + floats, *moments = saved + sizeof *state;
     check_sum(path, "vocabulary", h.vocab_sum, checksum(vocabulary, vocab_room));
     check_sum(path, "block of parameters", h.params_sum, checksum(params, floats));
-    if (state && h.state_bytes) {
+    if (state && has_state) {
         check_sum(path, "training state", h.state_sum,
                   state_checksum(saved, moments, moments + floats, floats));
         memcpy(state, saved, sizeof *state);
@@ -2955,7 +2933,7 @@ static int load_posenc(Model *m, const char *path, TrainState *state)
     if (h.vocab_bytes) tokenizer_parse(&m->tokenizer, vocabulary, (size_t)h.vocab_bytes, path);
     else tokenizer_bytes(&m->tokenizer);
     model_place(m, &c, c.seq_len, (float *)(void *)params, NULL);
-    return h.state_bytes > 0;
+    return has_state;
 }
 
 int model_load(Model *m, const char *path, const char *tokenizer, TrainState *state)
@@ -3031,7 +3009,7 @@ static double option_number(const char *shown, const char *text, int whole, doub
 {
     char *end;
     const double value = whole ? (double)strtoll(text, &end, 10) : strtod(text, &end);
-    if (!*text || *end || strchr(" \t\n", *text))
+    if (*end || strchr(" \t\n", *text))    // which finds the end of an empty text too
         die(2, "%s: \"%s\" is not a %snumber", shown, text, whole ? "whole " : "");
     if (!(value >= min && value <= max))
         die(2, "%s: %s is not between %.10g and %.10g", shown, text, min, max);
@@ -3050,7 +3028,7 @@ static void option_set(Option *o, const char *shown, const char *text)
     char *end;
     errno = 0;
     *o->u = strtoull(text, &end, 10);
-    if (!*text || *end || errno || strchr(" \t\n", *text) || strchr(text, '-'))
+    if (*end || errno || strchr(" \t\n", *text) || strchr(text, '-'))
         die(2, "%s: \"%s\" is not a whole number from 0 to %llu", shown, text, ULLONG_MAX);
 }
 
@@ -3114,6 +3092,8 @@ int options_apply_pos(Config *c)
         if (i < 0) die(2, "--%s is not an option of the encoding %s", name, c->pos->name);
         c->pos_opt[i] = pos_given[k].value;
     }
+    const char *wrong = config_check(c);
+    if (wrong) die(2, "%s", wrong);
     return n_pos_given > 0;
 }
 

@@ -131,6 +131,8 @@ static void print_by_position(const float *loss, const Example *window, size_t n
     }
 }
 
+#define NOT_FINITE "the loss at length %d is %g: the model computes values that are not numbers"
+
 static void evaluate(Model *m, const int *contexts, int n_contexts)
 {
     size_t n, n_windows, bytes = 0;
@@ -151,12 +153,10 @@ static void evaluate(Model *m, const int *contexts, int n_contexts)
         Example *window = windows(n, (size_t)ctx, (size_t)step, &n_windows);
         const double loss = examples_loss(m, losses, ids, window, n_windows, first_position);
         if (!isfinite(loss))
-            die(1, "the loss at context %d is %g: the model computes values that are not numbers",
-                ctx, loss);
+            die(1, NOT_FINITE, ctx, loss);
         if (by_position) print_by_position(losses, window, n_windows, ctx);
         else printf("%d\t%zu\t%.6f\t%.4f\t%.6f\n", ctx, n - 1, loss, exp(loss),
                     loss * (double)(n - 1) / log(2) / (double)bytes);
-        output_check();
         free(window);
     }
     free(ids), free(losses);
@@ -207,13 +207,11 @@ static void evaluate_answers(Model *m, int ctx)
     for (int length = 0; length <= ctx; length++) {
         const Answers a = by_length[length];
         if (!isfinite(a.loss))
-            die(1, "the loss at length %d is %g: the model computes values that are not numbers",
-                length, a.loss);
+            die(1, NOT_FINITE, length, a.loss);
         if (a.lines)
             printf("%d\t%zu\t%.6f\t%zu\t%.6f\n", length, a.lines,
                    (double)a.exact / (double)a.lines, a.tokens, a.loss / (double)a.tokens);
     }
-    output_check();
     free(ids), free(line), free(by_length);
 }
 
@@ -306,7 +304,6 @@ static void inspect(Model *m, int ctx)
     puts("what\tlayer\thead\trow\tcolumn\tvalue");
     inspect_encoding(m, ctx);
     for (int l = 0; l < m->config.n_layers; l++) inspect_attention(m, l, ids, n, (size_t)ctx);
-    output_check();
     free(ids);
 }
 
@@ -414,19 +411,18 @@ static void from_prompt(Model *m, int ctx)
     for (size_t i = 0; encode && i < in_prompt; i++) printf("%s%d", i ? " " : "", ids[i]);
     if (encode) putchar('\n');
     else generate(m, ids, in_prompt, start || newline, ctx);
-    output_check();
     free(body), free(ids), free(text.data);
 }
 
 static void check_exclusions(void)
 {
+    const char *windowed = by_position ? "by-position" : stride ? "stride"
+                           : first_position ? "first-position" : NULL;
     if (prompt && prompt_file) die(2, "--prompt and --prompt-file exclude each other");
+    if (eval_file && inspect_file) die(2, "--eval and --inspect exclude each other");
     if ((eval_file || inspect_file) && (encode || prompt || prompt_file))
         die(2, "--%s excludes --encode, --prompt and --prompt-file",
             eval_file ? "eval" : "inspect");
-    if (eval_file && inspect_file) die(2, "--eval and --inspect exclude each other");
-    const char *windowed = by_position ? "by-position" : stride ? "stride"
-                           : first_position ? "first-position" : NULL;
     if (windowed && !eval_file) die(2, "--%s needs --eval", windowed);
     if (answers && (!eval_file || windowed))
         die(2, "--answers needs --eval, and excludes --by-position, --stride and --first-position");
@@ -450,8 +446,6 @@ int main(int argc, char **argv)
     model_load(&m, argv[0], tokenizer_file, NULL);
     Config *c = &m.config;
     const int changed = options_apply_pos(c);
-    const char *wrong = config_check(c);
-    if (wrong) die(2, "%s", wrong);
     if (int8) model_quantize(&m);
     if (!m.tokenizer.size)
         die(1, "%s: has no vocabulary inside; name it with -z tokenizer.bin", argv[0]);
@@ -460,13 +454,11 @@ int main(int argc, char **argv)
     if (longest > c->seq_len && c->pos->bounded)
         die(1, "%s: %d positions were asked for, but %s has a row for each of the %d trained ones "
             "and none beyond", argv[0], longest, c->pos->name, c->seq_len);
-    if (!encode)
-        note("%s: %.2fM parameters, encoding %s, trained length %d; %s weights; %d thread%s (%s), "
-             "vectors of %d floats", argv[0], (double)m.params.count / 1e6, c->pos->name,
-             c->seq_len, int8 ? "int8" : "fp32", threads, threads > 1 ? "s" : "", threads_kind,
-             vector_width);
-    if (!encode && longest > c->seq_len)
-        note("positions from %d on were not trained", c->seq_len);
+    if (encode) quiet = 1;
+    note("%s: %.2fM parameters, encoding %s, trained length %d; %s weights; %d thread%s (%s), "
+         "vectors of %d floats", argv[0], (double)m.params.count / 1e6, c->pos->name, c->seq_len,
+         int8 ? "int8" : "fp32", threads, threads > 1 ? "s" : "", threads_kind, vector_width);
+    if (longest > c->seq_len) note("positions from %d on were not trained", c->seq_len);
 
     const int by_context = eval_file && !answers;    // which makes its tables itself
     if (!by_context && (changed || m.pos.len != contexts[0])) model_tables(&m, contexts[0]);
@@ -474,6 +466,7 @@ int main(int argc, char **argv)
     else if (answers) evaluate_answers(&m, contexts[0]);
     else if (inspect_file) inspect(&m, contexts[0]);
     else from_prompt(&m, contexts[0]);
+    output_check();
     model_free(&m);
     return 0;
 }

@@ -104,21 +104,18 @@ static void keep(int i, double has)
 static Config requested(const Config *file)
 {
     // no start token: windows start anywhere, so a prompt needs nothing in front
-    Config c = file ? *file : (Config){ .start_token = -1, .vocab_size = 1 };
-    int *const field[] = { &c.dim, &c.n_layers, &c.n_heads, &c.n_kv_heads, &c.hidden_dim, &c.untied };
-    int *const asked[] = { &dim, &layers, &heads, &kv_heads, &hidden, &untied };
-    for (int i = SHAPE; i < CTX; i++)
-        if (file) keep(i, *field[i - SHAPE]);
-        else *field[i - SHAPE] = *asked[i - SHAPE];
-    if (!file || options[CTX].given) c.seq_len = ctx;
+    Config c = file ? *file : (Config){
+        .dim = dim, .n_layers = layers, .n_heads = heads, .n_kv_heads = kv_heads, .seq_len = ctx,
+        .hidden_dim = hidden, .untied = untied, .start_token = -1, .vocab_size = 1 };
+    const int shape[] = { c.dim, c.n_layers, c.n_heads, c.n_kv_heads, c.hidden_dim, c.untied };
+    for (int i = SHAPE; file && i < CTX; i++) keep(i, shape[i - SHAPE]);
+    if (options[CTX].given) c.seq_len = ctx;
     if (!file || options[POS].given) c.pos = posenc_find(pos);
     if (!c.pos)
         die(2, "--pos %s is not an encoding; there are %s", pos,
             joined(&posencs->name, sizeof *posencs));
     if (!file || c.pos != file->pos) config_defaults(&c);
     options_apply_pos(&c);
-    const char *wrong = config_check(&c);
-    if (wrong) die(2, "%s", wrong);
     return c;
 }
 
@@ -151,9 +148,8 @@ static Text read_texts(char **paths, int n)    // all as one text
 /* Encodes and frees a text; with --answers finds its lines. */
 static Tokens encode(const Tokenizer *t, Text text, const char *path)
 {
-    Encoder e;
+    Encoder e = { .t = t, .text = text.data, .left = text.n };
     Tokens tokens = { .token = xrealloc(NULL, (text.n + 1) * sizeof *tokens.token) };
-    encoder_begin(&e, t, text.data, text.n);
     for (int id; (id = encoder_next(&e)) >= 0;) tokens.token[tokens.n++] = (uint16_t)id;
     free(text.data);
     if (e.unknown)
@@ -227,12 +223,10 @@ static void fill(int *x, int *y, Tokens data, Example e, size_t T)
 static void print_sample(Model *m, int64_t step)
 {
     Cache kv;
-    size_t n;
-    int *newline = tokenizer_encode(&m->tokenizer, "\n", 1, &n, NULL), token = newline[n - 1];
-    free(newline);
+    int token = tokenizer_byte(&m->tokenizer, '\n');
     cache_create(&kv, m, ctx);
     fprintf(stderr, "--- sample at step %lld ---\n", (long long)step);
-    while (kv.used < ctx - 1) {
+    while (token >= 0 && kv.used < ctx - 1) {
         const float *logits = model_decode(m, &kv, &token, 1);
         const double u = rng_uniform(seed, RNG_SAMPLE, (uint64_t)step << 32 | (uint64_t)kv.used);
         int length;
@@ -258,13 +252,6 @@ static const char *human(double n)    // 1234567 -> 1.23M
     return s;
 }
 
-static const char *minutes(double s)
-{
-    static char text[32];
-    snprintf(text, sizeof text, "%dm%02ds", (int)(s / 60), (int)s % 60);
-    return text;
-}
-
 /* Opens the log; after a resume the rows up to `step` are kept and none later. */
 static FILE *log_open(int64_t step)
 {
@@ -273,10 +260,8 @@ static FILE *log_open(int64_t step)
     FILE *f = fopen(log_file, "w");
     if (!f) die(1, "%s: %s", log_file, strerror(errno));
     fputs("step\ttokens\ttrain_loss\tval_loss\tlr\tgrad_norm\tms\ttok_s\n", f);
-    for (char *row = old, *end; row && (end = strchr(row, '\n')); row = end + 1) {
-        const long long at = atoll(row);
-        if (at >= 1 && at <= step) fwrite(row, 1, (size_t)(end - row + 1), f);
-    }
+    for (char *row = old, *end; row && (end = strchr(row, '\n')); row = end + 1)
+        if (atoll(row) >= 1 && atoll(row) <= step) fwrite(row, 1, (size_t)(end - row + 1), f);
     free(old);
     return f;
 }
@@ -342,10 +327,8 @@ static void start(Model *m)
     Config c = requested(init_file ? &from.config : NULL);
     c.vocab_size = from.tokenizer.size;
     ctx = c.seq_len;
-    const double params = (double)config_params(&c);
-    const double activations = (double)model_scratch_floats(&c, batch, ctx);
-    note("%s parameters and %s floats of activations: %.0f MiB", human(params),
-         human(activations), (4 * params + activations) * 4 / (1 << 20));
+    const double floats = (double)(4 * config_params(&c) + model_scratch_floats(&c, batch, ctx));
+    note("%.0f MiB of parameters, gradients, moments and activations", floats / (1 << 18));
     model_create(m, &c, ctx);
     model_init(m, seed);
     if (init_file) take_weights(m, &from);
@@ -436,7 +419,7 @@ static void print_profile(const Profile *p, double in_steps)
             percent * rest, percent * p->waited / threads);
 }
 
-static void train(Model *m, TrainState *state, Tokens data, Validation val)
+static void train(Model *m, TrainState *state, Tokens data, Tokens part)
 {
     const int64_t last = stop_after, first = state->step;
     const int tty = isatty(STDERR_FILENO) && !quiet;
@@ -446,6 +429,7 @@ static void train(Model *m, TrainState *state, Tokens data, Validation val)
     char val_shown[32] = "n/a";
     FILE *log = log_file ? log_open(first) : NULL;
     Profile spent = {0};
+    const Validation val = validation(part);
     model_train_begin(m);
 
     for (int64_t step = first + 1; step <= last && !interrupted; step++) {
@@ -481,17 +465,18 @@ static void train(Model *m, TrainState *state, Tokens data, Validation val)
         }
         if (!quiet && (at_eval || seconds() - shown > (tty ? 1.0 / 6 : 30))) {
             // On a terminal the line is rewritten, so it must not wrap (ESC[?7l).
-            const double left = (seconds() - began) / (double)(step - first)
-                                * (double)(last - step);
+            const int left = (int)((seconds() - began) / (double)(step - first)
+                                   * (double)(last - step));
             fprintf(stderr, "%sstep %5lld/%d | loss %.4f | val %s | norm %.2f | lr %.2e | %.1f ms"
-                    " | %s tok/s | eta %s%s", tty ? "\r\033[?7l" : "", (long long)step, steps,
-                    loss, val_shown, norm, rate, ms, human(step_tokens / ms * 1e3), minutes(left),
-                    !tty ? "\n" : at_eval ? "\033[K\033[?7h\n" : "\033[K\033[?7h");
+                    " | %s tok/s | eta %dm%02ds%s", tty ? "\r\033[?7l" : "", (long long)step, steps,
+                    loss, val_shown, norm, rate, ms, human(step_tokens / ms * 1e3), left / 60,
+                    left % 60, !tty ? "\n" : at_eval ? "\033[K\033[?7h\n" : "\033[K\033[?7h");
             shown = seconds();
         }
         if (sample_every && step % sample_every == 0) print_sample(m, step);
         if (save_every && step % save_every == 0 && step < last) model_save(m, out, state);
     }
+    free(val.token), free(val.example);
     if (tty && state->step < last) fputc('\n', stderr);
     model_save(m, out, state);
     if (log && fclose(log)) die(1, "%s: %s", log_file, strerror(errno));
@@ -500,11 +485,10 @@ static void train(Model *m, TrainState *state, Tokens data, Validation val)
     if (state->best_step)
         snprintf(best, sizeof best, "best val %.4f at step %lld", state->best_val,
                  (long long)state->best_step);
-    note("%s after step %lld in %s, %s tok/s, %s, peak memory %.0f MiB, saved %s",
+    note("%s after step %lld in %.1f s, %s tok/s, %s, peak memory %.0f MiB, saved %s",
          interrupted && state->step < steps ? "interrupted" : "done", (long long)state->step,
-         minutes(elapsed),
-         human((double)(state->step - first) * step_tokens / (elapsed > 0 ? elapsed : 1)), best,
-         peak_mib(), out);
+         elapsed, human((double)(state->step - first) * step_tokens / elapsed), best, peak_mib(),
+         out);
     if (profiled) print_profile(&spent, in_steps);
     if (state->step < steps) note("go on with --resume %s and the same text", out);
 }
@@ -576,18 +560,16 @@ int main(int argc, char **argv)
         die(1, "a vocabulary of %d entries; training takes at most %d", m.config.vocab_size,
             1 << 16);
 
-    const char *more = n > 1 ? " ..." : "";
     Tokens data = encode(&m.tokenizer, text, argv[0]);
     const Tokens val = val_file ? encode(&m.tokenizer, val_text, val_file) : split(&data);
     if (!answers && data.n < (size_t)ctx + 1)
-        die(1, "%s%s: %zu tokens to train on%s, but one window takes ctx + 1 = %d (--ctx)",
-            argv[0], more, data.n, val.n && !val_file ? " without the validation part" : "",
-            ctx + 1);
+        die(1, "%s: %zu tokens to train on%s, but one window takes ctx + 1 = %d (--ctx)", argv[0],
+            data.n, val.n && !val_file ? " without the validation part" : "", ctx + 1);
     const uint64_t sum = checksum(data.token, data.n * sizeof *data.token)
                          ^ mix(checksum(val.token + val.from, val.n * sizeof *val.token))
                          ^ (answers ? mix((uint64_t)*answers) : 0);
     if (resume_file && sum != state.data_sum)
-        die(1, "%s%s: not the text (or not the %s) that %s was trained on", argv[0], more,
+        die(1, "%s: not the text (or not the %s) that %s was trained on", argv[0],
             val_frac == 0 ? "--val file or --answers" : "--answers", resume_file);
     state = (TrainState){ .step = state.step, .steps = steps, .batch = batch, .accum = accum,
                           .warmup = warmup, .seed = seed, .data_sum = sum, .lr = lr,
@@ -600,14 +582,12 @@ int main(int argc, char **argv)
     for (int i = 0; i < 3; i++)    // what was ignored at the start (nohup) stays so
         if (signal(stops[i], on_signal) == SIG_IGN) signal(stops[i], SIG_IGN);
     if (resume_file && state.step >= stop_after) {
-        if (options[OUT].given) model_save(&m, out, &state);
-        note("%s is at step %lld of %d: nothing to do%s%s", resume_file,
-             (long long)state.step, steps, options[OUT].given ? "; saved " : "",
-             options[OUT].given ? out : "");
+        const int saved = options[OUT].given > 0;
+        if (saved) model_save(&m, out, &state);
+        note("%s is at step %lld of %d: nothing to do%s%s", resume_file, (long long)state.step,
+             steps, saved ? "; saved " : "", saved ? out : "");
     } else {
-        const Validation examples = validation(val);
-        train(&m, &state, data, examples);
-        free(examples.token), free(examples.example);
+        train(&m, &state, data, val);
     }
     free(data.token), free(data.line);
     if (val_file) free(val.token), free(val.line);
