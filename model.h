@@ -81,21 +81,18 @@ typedef struct {                  // an arena: the layout of parameters, gradien
     const size_t *first;          // during layout alone: where a llama2.c file has each kind
 } Params;
 
-/* A vocabulary with llama2.c's rules, or the 256 bytes themselves. */
 typedef struct {
     const char *text; int length; // not terminated
     float score;                  // of two merges, the higher comes first
     int byte;                     // the one that a piece such as <0x41> stands for, else -1
 } Piece;
-typedef struct {
+typedef struct {                  // a vocabulary with llama2.c's rules, or the 256 bytes themselves
     int size;                     // entries; 256 for bytes
     int bytes;                    // 1: a token is a byte, and the rest is unused
-    char *file;                   // the tokenizer.bin itself, zero padded to a multiple of 64
-    size_t file_size;
+    char *file; size_t file_size; // the tokenizer.bin, zero padded to a multiple of 64
     Piece *piece;                 // (size) whose texts lie in `file`
     int byte_id[256];             // token of a single byte, -1 where there is none
-    int *slots;                   // hash table piece -> id, -1 empty
-    size_t n_slots;
+    int *slots; size_t n_slots;   // hash table piece -> id, -1 empty
     uint8_t joined[256][256];     // 1: some piece holds the first byte followed by the second
 } Tokenizer;
 
@@ -202,19 +199,18 @@ typedef struct { char *data; size_t n, room; } Text;    // n bytes and a NUL; {0
 
 /* Text of any bytes -> tokens, one after the other. As llama2.c and SentencePiece: a blank in front
    of a text that is not empty, merges by best score, leftmost first (BPE, Sennrich et al. 2016);
-   what is no piece becomes bytes. O(n log n). The text must stay until the end. */
+   what is no piece becomes bytes. O(n log n). Begins as { .t, .text, .left }. */
 typedef struct {
     const Tokenizer *t;
-    const char *text; size_t left;    // what was not read yet
-    size_t unknown;                   // unknown characters so far; with single bytes there are none
+    const char *text; size_t left;    // what was not read yet; it must stay until the end
+    size_t unknown;                   // unknown characters so far
     Text run;                         // what is merged at a time, see encoder_run,
     struct Symbol *symbols; size_t room;
     size_t at;                        //   and the place in it of the next token
 } Encoder;
-void encoder_begin(Encoder *e, const Tokenizer *t, const char *text, size_t length);
 /* The next token, at most length + 1 in all; -1 at the end, where the memory of *e is freed. */
 int encoder_next(Encoder *e);
-/* All of them, *count, which the caller frees; *unknown is Encoder's, unless it is NULL. */
+/* All of them, *count, which the caller frees; unknown may be NULL. */
 int *tokenizer_encode(const Tokenizer *t, const char *text, size_t length, size_t *count,
                       size_t *unknown);
 /* The text of one token, *length bytes, not terminated, valid as long as the tokenizer. `first`
@@ -230,8 +226,7 @@ static inline size_t example_inputs(Example e) { return e.end - 1 - e.at; }
 /* By the number of tokens that they read, then by place. */
 void examples_sort(Example *e, size_t n);
 /* Mean loss in nats over all targets of n examples, NaN if there are none. losses[k] receives the
-   loss of token k, unless it is NULL. Every example begins at position first_position. Neighbours
-   that read equally many tokens share a batch. */
+   loss of token k, unless it is NULL. Every example begins at position first_position. */
 double examples_loss(Model *m, float *losses, const int *tokens, const Example *e, size_t n,
                      int first_position);
 /* The lines of a text in order, *count, which the caller frees; the first mark of a line ends its
@@ -252,14 +247,12 @@ typedef struct {                  // what a training run needs to go on; all tha
     int64_t bf16;                 // 1: products of bf16
 } TrainState;
 
-/* Writes a model to a temporary file beside `path` and renames it: there is always the old one or
-   the new one. With a state the moments go with it. */
+/* Replaces the file: there is always the old one or the new one. With a state the moments go too. */
 void model_save(const Model *m, const char *path, const TrainState *state);
-/* Loads a model.bin, or a checkpoint of llama2.c (legacy or version 1). `tokenizer` names a
-   vocabulary ("bytes", a file, NULL for none): llama2.c's files need one, a model.bin carries its
-   own and accepts no other. The tables of the encoding are built for the trained length, see
-   model_tables for another. Returns 1 when the file holds a training state, else 0; with
-   `state` not NULL that fills *state and the moments. */
+/* Loads a model.bin, or a checkpoint of llama2.c (legacy or version 1), with the encoding's tables
+   for the trained length. `tokenizer` names a vocabulary ("bytes", a file, NULL for none):
+   llama2.c's files need one, a model.bin carries its own and accepts no other. Returns whether the
+   file holds a training state; with `state` not NULL that fills *state and the moments. */
 int model_load(Model *m, const char *path, const char *tokenizer, TrainState *state);
 /* 64 bits that any change of a single word changes; no defence against intent. */
 uint64_t checksum(const void *data, size_t bytes);
@@ -269,8 +262,7 @@ char *file_read(const char *path, size_t *size);
 /* Appends the same as a text: a UTF-8 byte-order mark is dropped, \r\n and \r become \n. Returns
    how often they did. UTF-16 is refused. */
 size_t text_append(Text *text, const char *path);
-/* Exits now rather than after the work if path cannot be written, or is something else than a
-   regular file (tries with a temporary file beside it). */
+/* Exits if path cannot be written, or is something else than a regular file. */
 void file_check_writable(const char *path);
 
 /* ---- Options, errors, threads, time, random numbers ------------------------------------------ */
@@ -280,26 +272,19 @@ typedef struct {
     const char *arg, *help;       // arg: what the value is called in --help, NULL for a switch
     int *i; double *f; uint64_t *u; const char **s; int *on;    // one of them: where the value
                                   //   goes, now the default; NaN and what is below min say none
-    double min, max;              // limits of a number; max above 1 of an .s: so many may be given,
-                                  //   s[0], s[1], ...
+    double min, max;              // limits of a number; max > 1 of an .s: so many may be given
     int given;                    // how often it was on the command line
-    const char *const *words;     // an .f that is given as a word: its place in this list
 } Option;
 
-/* Parses --name value, --name=value and -x value (options end with a NULL name); moves the other
-   arguments, and all after "--", to argv[0] and on, and returns their number. Exits 2 with a line
-   that names the option when something is wrong; --help calls `help` and exits 0. */
-int options_parse(Option *options, int argc, char **argv, void (*help)(void));
-/* A line for each of the first n, with its default, on stdout. */
-void options_help(const Option *options, int n);
-
-/* The encodings' own options are rows at the end of that table, which has room for MOST_POS_OPTIONS
-   and is zero from there on; with `trained` only those that leave a model's parameters alone. */
-enum { MOST_POS_OPTIONS = 64 };
-void options_add_pos(Option *end, int trained);    // adds them; encodings may share a name
-void options_help_pos(int trained);                // lists them under their encodings
-/* Writes those that were given into c and returns how many; exits 2 if c->pos has no such one. */
-int options_apply_pos(Config *c, const Option *added);
+/* Parses --name value, --name=value and -x value, where a row with a NULL name ends the table, and
+   the encodings' own options; with `trained` only those that leave a model's parameters alone.
+   Moves the other arguments, and all after "--", to argv[0] and on, and returns their number. A .u
+   that is not given is drawn. Exits 2 with a line that names the option when something is wrong;
+   --help prints `usage`, all options with their defaults, and exits 0. */
+int options_parse(const char *usage, Option *options, int trained, int argc, char **argv);
+/* Writes the encodings' options that were given into c and checks it; returns whether there are any.
+   Exits 2 if c->pos has no such one, or with what is wrong. */
+int options_apply_pos(Config *c);
 /* A word or a number, as one writes it; valid until the fourth call from here. */
 const char *pos_option_text(const PosOption *o, double value);
 
@@ -352,6 +337,7 @@ int bf16_set(int on);
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <math.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -2453,8 +2439,7 @@ void tokenizer_free(Tokenizer *t)
 /* A character of the run, then what was merged. Symbol i begins at byte i. */
 typedef struct Symbol {
     size_t length, before;        // bytes of this one and of the one before it
-    int id;                       // its token; ~token: a byte of a character that is no piece,
-                                  //   which merges with nothing
+    int id;                       // its token; ~token: of no piece, it merges with nothing
     int merged; float score;      // the piece that it and the next one make (-1: none), its score
     size_t winner;                // of match i, see play
 } Symbol;
@@ -2479,29 +2464,28 @@ static void pair_find(Encoder *e, size_t i)    // what symbol i and the next one
 
    The better score wins, of equals the leftmost. So the winner of match 1 is the best of all, and
    when a symbol changes, only the matches above it, log2(n) of them, are played again. */
-static size_t player(const Encoder *e, size_t k)
+static void play(Symbol *s, size_t k)
 {
-    return k < e->run.n ? e->symbols[k].winner : k - e->run.n;
-}
-
-static void play(Encoder *e, size_t k)
-{
-    const size_t i = player(e, 2 * k), j = player(e, 2 * k + 1);
-    const Symbol *a = &e->symbols[i], *b = &e->symbols[j];
+    const size_t i = s[2 * k].winner, j = s[2 * k + 1].winner;
+    const Symbol *a = &s[i], *b = &s[j];
     int first = i < j;
     if (a->merged < 0 || b->merged < 0) first = a->merged >= 0;
     else if (a->score != b->score) first = a->score > b->score;
-    e->symbols[k].winner = first ? i : j;
+    s[k].winner = first ? i : j;
 }
 
 static void merge_run(Encoder *e)
 {
     const size_t n = e->run.n;
     Symbol *s = e->symbols;
-    s[0].before = 0;
-    for (size_t i = 0; i < n; i += s[i].length) pair_find(e, i);
-    for (size_t k = n - 1; k > 0; k--) play(e, k);
-    for (size_t left; s[left = player(e, 1)].merged >= 0;) {
+    s[n].id = ~0;    // the end merges with nothing
+    for (size_t i = 0; i < n; i++) s[i].merged = -1, s[n + i].winner = i;
+    for (size_t i = s[0].before = 0; i < n; i += s[i].length) {
+        s[i + s[i].length].before = s[i].length;
+        pair_find(e, i);
+    }
+    for (size_t k = n - 1; k > 0; k--) play(s, k);
+    for (size_t left; s[left = s[1].winner].merged >= 0;) {
         const size_t right = left + s[left].length, before = left - s[left].before;
         s[left].id = s[left].merged;
         s[left].length += s[right].length;
@@ -2511,7 +2495,7 @@ static void merge_run(Encoder *e)
         s[right].merged = -1;
         const size_t changed[] = { left, before, right };
         for (int i = 0; i < 3; i++)
-            for (size_t k = (n + changed[i]) / 2; k > 0; k /= 2) play(e, k);
+            for (size_t k = (n + changed[i]) / 2; k > 0; k /= 2) play(s, k);
     }
 }
 
@@ -2524,36 +2508,31 @@ static size_t character_length(const char *s, size_t left)
     return n;
 }
 
-/* Appends a character to the run: one symbol, or one for each byte if it is no piece. */
+/* Appends a character to the run: one symbol, or one for each byte if it is no piece; the unknown
+   token if a byte is none either. */
 static void character_add(Encoder *e, const char *text, size_t n)
 {
     const int id = piece_find(e->t, text, n);
-    e->symbols = grow(e->symbols, &e->room, e->run.n + n + 1, sizeof *e->symbols);
+    int bytes = id < 0;
+    for (size_t i = 0; i < n; i++) bytes = bytes && e->t->byte_id[(uint8_t)text[i]] >= 0;
+    e->unknown += id < 0 && !bytes;
+    e->symbols = grow(e->symbols, &e->room, 2 * (e->run.n + n), sizeof *e->symbols);
     e->run.data = grow(e->run.data, &e->run.room, e->run.n + n, 1);
-    Symbol *s = NULL, *next = e->symbols + e->run.n;
-    for (size_t i = 0; i < n; i++) {
-        const int byte = e->t->byte_id[(uint8_t)text[i]];
-        if (!i || (id < 0 && byte >= 0)) {    // else the byte belongs to the symbol before it
-            s = next;
-            s->length = 0;
-            s->id = id >= 0 ? id : byte >= 0 ? ~byte : ~0;
-            e->unknown += id < 0 && byte < 0;
-        }
-        next->merged = -1;
-        s->length++;
-        (++next)->before = s->length;
-        e->run.data[e->run.n++] = text[i];
+    for (size_t i = 0; i < n; i += bytes ? 1 : n) {
+        Symbol *s = &e->symbols[e->run.n + i];
+        s->length = bytes ? 1 : n;
+        s->id = bytes ? ~e->t->byte_id[(uint8_t)text[i]] : id < 0 ? ~0 : id;
     }
-    next->id = ~0;    // the end merges with nothing
+    memcpy(e->run.data + e->run.n, text, n);
+    e->run.n += n;
 }
 
 /* The next run, merged. It ends where no piece holds the two bytes that meet: no merge can cross
    that. Memory grows with the longest one, which has 11 bytes in the sample text. */
 static void encoder_run(Encoder *e)
 {
-    const int begins = !e->run.data;
     e->at = e->run.n = 0;
-    if (begins) character_add(e, " ", 1);
+    if (!e->run.data) character_add(e, " ", 1);    // the first run
     while (e->left) {
         if (e->run.n && !e->t->joined[(uint8_t)e->run.data[e->run.n - 1]][(uint8_t)*e->text]) break;
         const size_t n = character_length(e->text, e->left);
@@ -2562,11 +2541,6 @@ static void encoder_run(Encoder *e)
         e->left -= n;
     }
     merge_run(e);
-}
-
-void encoder_begin(Encoder *e, const Tokenizer *t, const char *text, size_t length)
-{
-    *e = (Encoder){ .t = t, .text = text, .left = length };
 }
 
 int encoder_next(Encoder *e)
@@ -2589,9 +2563,8 @@ int encoder_next(Encoder *e)
 int *tokenizer_encode(const Tokenizer *t, const char *text, size_t length, size_t *count,
                       size_t *unknown)
 {
-    Encoder e;
+    Encoder e = { .t = t, .text = text, .left = length };
     int *out = xrealloc(NULL, (length + 1) * sizeof *out);
-    encoder_begin(&e, t, text, length);
     *count = 0;
     for (int token; (token = encoder_next(&e)) >= 0;) out[(*count)++] = token;
     if (unknown) *unknown = e.unknown;
@@ -2717,8 +2690,7 @@ static const char MAGIC[8] = { 'P', 'O', 'S', 'E', 'N', 'C', 0x1a, '\n' };
 _Static_assert(sizeof(Header) == 384 && sizeof(TrainState) == 15 * 8, "they have no holes");
 _Static_assert(offsetof(Config, start_token) + sizeof(int) == SHAPE_BYTES, "so begins a Config");
 
-/* Eight lanes of h = (h ^ word) * odd, each step a bijection, so that no single changed word can
-   go unnoticed. */
+/* Eight lanes of h = (h ^ word) * odd, each step a bijection: no single changed word is missed. */
 static uint64_t checksum_block(const uint8_t *p, size_t bytes)
 {
     uint64_t lane[8], word[8], h = bytes;
@@ -2738,7 +2710,7 @@ uint64_t checksum(const void *data, size_t bytes)
     const size_t blocks = div_up(bytes, BLOCK);
     if (blocks == 1) return checksum_block(data, bytes);
     uint64_t *sums = xmalloc(blocks * sizeof *sums);    // whose sum is that of the whole
-    #pragma omp parallel for schedule(static) if (blocks > 1)
+    #pragma omp parallel for schedule(static)
     for (long b = 0; b < (long)blocks; b++) {
         const size_t at = (size_t)b * BLOCK;
         sums[b] = checksum_block((const uint8_t *)data + at, min_size(BLOCK, bytes - at));
@@ -2799,9 +2771,8 @@ size_t text_append(Text *text, const char *path)
 
 typedef struct { const void *data; size_t bytes; } Part;
 
-/* Writes a file beside `path` and puts it in its place: at any moment there is the old one or the
-   new one. Beside it, since a rename must not cross file systems; a link stays, and what it leads
-   to is replaced. Without parts it only tries, and leaves nothing behind. */
+/* Writes a file beside `path`, since a rename must not cross file systems, and puts it in its
+   place; a link stays, and what it leads to is replaced. Without parts it only tries. */
 static void file_replace(const char *path, const Part *part, int parts)
 {
     char *resolved = realpath(path, NULL);
@@ -2829,10 +2800,7 @@ void file_check_writable(const char *path)
     if (!stat(path, &info) && !S_ISREG(info.st_mode))
         die(1, "%s: is %s and will not be replaced", path,
             S_ISDIR(info.st_mode) ? "a directory" : "not a regular file");
-    sigset_t all, before;    // a signal in between would leave the file behind
-    sigfillset(&all), sigprocmask(SIG_BLOCK, &all, &before);
     file_replace(path, NULL, 0);
-    sigprocmask(SIG_SETMASK, &before, NULL);
 }
 
 static uint64_t state_checksum(const void *state, const void *m, const void *v, size_t bytes)
@@ -2867,8 +2835,8 @@ void model_save(const Model *m, const char *path, const TrainState *state)
     file_replace(path, part, state ? 6 : 3);
 }
 
-/* The parameters are used where they lie in the file, from m->map on. Its pages are private: what
-   is written to them stays in this process. */
+/* The parameters are used where they lie in the file. Its pages are private: what is written to
+   them stays in this process. */
 static void file_map(Model *m, const char *path)
 {
     struct stat info;
@@ -2881,16 +2849,16 @@ static void file_map(Model *m, const char *path)
     close(fd);
 }
 
-/* The shape must be possible, and the file must have the size of such a model's parameters and of
-   `others` bytes. */
-static void check_shape(const Model *m, const char *path, Config *c, double others)
+/* The shape must be possible, and the file must have the size of so many arenas of such a model and
+   of `others` bytes. */
+static void check_shape(const Model *m, const char *path, Config *c, int arenas, double others)
 {
     const char *wrong = config_check(c);
     if (wrong) die(1, "%s: not a model file, or a damaged one: %s", path, wrong);
-    const double expected = others + 4 * (double)config_params(c), found = (double)m->map_size;
-    if (expected != found)
-        die(1, "%s: expected %.0f bytes for a model of this shape, found %.0f%s",
-            path, expected, found, found < expected ? " (cut off?)" : "");
+    const double expected = others + 4.0 * arenas * (double)config_params(c);
+    if (expected != (double)m->map_size)
+        die(1, "%s: expected %.0f bytes for a model of this shape, found %zu%s", path, expected,
+            m->map_size, (double)m->map_size < expected ? " (cut off?)" : "");
 }
 
 static void check_sum(const char *path, const char *what, uint64_t expected, uint64_t found)
@@ -2900,7 +2868,7 @@ static void check_sum(const char *path, const char *what, uint64_t expected, uin
 }
 
 /* A checkpoint of llama2.c: its tensors stand by kind, all layers of one behind each other. */
-static void load_llama2c(Model *m, const char *path)
+static int load_llama2c(Model *m, const char *path)
 {
     char *file = m->map;
     const int versioned = !memcmp(file, "24ka", 4);
@@ -2918,21 +2886,20 @@ static void load_llama2c(Model *m, const char *path)
     config_defaults(&c);
     // The legacy version holds tables of angles, which nobody reads.
     const double angles = versioned ? 0 : (double)c.seq_len * c.dim / c.n_heads;
-    check_shape(m, path, &c, (double)header + 4 * angles);
+    check_shape(m, path, &c, 1, (double)header + 4 * angles);
 
-    enum { ANGLES = LAYER_POS };    // stands for the tables
-    static const int order[2][13] = {
-        { EMB, RMS_ATT, WQ, WK, WV, WO, RMS_FFN, W1, W2, W3, RMS_FINAL, ANGLES, CLS },
-        { RMS_ATT, RMS_FFN, RMS_FINAL, EMB, WQ, WK, WV, WO, W1, W2, W3, CLS, ANGLES } };
+    static const int order[2][12] = {
+        { EMB, RMS_ATT, WQ, WK, WV, WO, RMS_FFN, W1, W2, W3, RMS_FINAL, CLS },
+        { RMS_ATT, RMS_FFN, RMS_FINAL, EMB, WQ, WK, WV, WO, W1, W2, W3, CLS } };
     size_t first[SLOTS] = {0}, at = 0;
-    for (int k = 0; k < 13; k++) {
+    for (int k = 0; k < 12; k++) {
         const int slot = order[versioned][k];
         const int once = slot == EMB || slot == RMS_FINAL || slot == CLS;
-        first[slot] = at;
-        at += slot == ANGLES ? (size_t)angles
-                             : slot_floats(&c, slot) * (once ? 1 : (size_t)c.n_layers);
+        first[slot] = at += slot == CLS ? (size_t)angles : 0;
+        at += slot_floats(&c, slot) * (once ? 1 : (size_t)c.n_layers);
     }
     model_place(m, &c, c.seq_len, (float *)(void *)(file + header), first);
+    return 0;
 }
 
 static int load_posenc(Model *m, const char *path, TrainState *state)
@@ -2942,29 +2909,26 @@ static int load_posenc(Model *m, const char *path, TrainState *state)
     if (h.version != VERSION)
         die(1, "%s: a model of version %d, expected %d", path, h.version, VERSION);
     check_sum(path, "header", h.sum, checksum(&h, offsetof(Header, sum)));
-    h.pos[sizeof h.pos - 1] = 0;
     Config c = { .pos = posenc_find(h.pos) };
     if (!c.pos) die(1, "%s: the encoding \"%s\" is not known to this program", path, h.pos);
     memcpy(&c, h.shape, SHAPE_BYTES);
     config_defaults(&c);
     for (int i = 0; i < POS_OPTIONS && h.option[i].name[0]; i++) {
-        h.option[i].name[sizeof h.option[i].name - 1] = 0;
         const int k = pos_option(c.pos, h.option[i].name);
         if (k < 0) die(1, "%s: %s has no option \"%s\"", path, c.pos->name, h.option[i].name);
         c.pos_opt[k] = h.option[i].value;
     }
+    const int has_state = h.state_bytes > 0;
     const size_t vocab_room = round_up(min_size(h.vocab_bytes, m->map_size), 64);
-    check_shape(m, path, &c, (double)(sizeof h + vocab_room) + (double)h.state_bytes);
+    check_shape(m, path, &c, has_state ? 3 : 1,
+                (double)(sizeof h + vocab_room + (has_state ? sizeof *state : 0)));
     const size_t floats = config_params(&c) * sizeof(float);
-    if (c.start_token < -1 || c.start_token >= c.vocab_size || h.n_params != floats / sizeof(float)
-        || (h.state_bytes && h.state_bytes != sizeof *state + 2 * floats))
-        die(1, "%s: not a usable model: its header contradicts itself", path);
 
     char *vocabulary = (char *)m->map + sizeof h, *params = vocabulary + vocab_room;
     const char *saved = params + floats, *moments = saved + sizeof *state;
     check_sum(path, "vocabulary", h.vocab_sum, checksum(vocabulary, vocab_room));
     check_sum(path, "block of parameters", h.params_sum, checksum(params, floats));
-    if (state && h.state_bytes) {
+    if (state && has_state) {
         check_sum(path, "training state", h.state_sum,
                   state_checksum(saved, moments, moments + floats, floats));
         memcpy(state, saved, sizeof *state);
@@ -2974,113 +2938,38 @@ static int load_posenc(Model *m, const char *path, TrainState *state)
     if (h.vocab_bytes) tokenizer_parse(&m->tokenizer, vocabulary, (size_t)h.vocab_bytes, path);
     else tokenizer_bytes(&m->tokenizer);
     model_place(m, &c, c.seq_len, (float *)(void *)params, NULL);
-    return h.state_bytes > 0;
+    return has_state;
 }
 
 int model_load(Model *m, const char *path, const char *tokenizer, TrainState *state)
 {
-    int has_state = 0;
     *m = (Model){0};
     file_map(m, path);
-    if (memcmp(m->map, MAGIC, sizeof MAGIC)) load_llama2c(m, path);
-    else has_state = load_posenc(m, path, state);
+    const int ours = !memcmp(m->map, MAGIC, sizeof MAGIC);
+    const int has_state = ours ? load_posenc(m, path, state) : load_llama2c(m, path);
     Tokenizer own = m->tokenizer, *t = &m->tokenizer;
     if (tokenizer) tokenizer_load(t, tokenizer);
     if (t->size && t->size != m->config.vocab_size)
         die(1, "%s: the model has %d tokens, its vocabulary %s has %d",
             path, m->config.vocab_size, tokenizer ? tokenizer : "inside", t->size);
-    if (!tokenizer) return has_state;
-    if (own.size && (own.file_size != t->file_size
-                     || (t->file_size && memcmp(own.file, t->file, t->file_size))))
+    if (tokenizer && own.size && (own.file_size != t->file_size
+                                  || (own.file && memcmp(own.file, t->file, own.file_size))))
         die(1, "%s: carries its own vocabulary, and %s is another one", path, tokenizer);
-    tokenizer_free(&own);
+    if (tokenizer) tokenizer_free(&own);
     return has_state;
 }
 
 /* ---- Command-line options -----------------------------------------------------------------------
-   The options of a program are a table, those of the encodings are rows behind it. First --help,
-   then reading a command line, then what is special about encodings. */
+   Those of a program are a table, those of an encoding stand with it in posenc.c. */
 
-static const char *joined(const char *const *words)    // "none linear ntk"
+/* "none linear ntk": names that stand `stride` bytes apart, up to a NULL. */
+static const char *joined(const char *const *name, size_t stride)
 {
     static char text[256];
     text[0] = 0;
-    for (size_t n = 0; *words; words++, n = strlen(text))
-        snprintf(text + n, sizeof text - n, "%s%s", n ? " " : "", *words);
+    for (size_t n = 0; *name; name = (const void *)((const char *)name + stride), n = strlen(text))
+        snprintf(text + n, sizeof text - n, "%s%s", n ? " " : "", *name);
     return text;
-}
-
-void options_help(const Option *options, int n)
-{
-    for (const Option *o = options; o < options + n; o++) {
-        char left[64], value[64] = "";
-        const char letter[] = { '-', o->letter, ' ', 0 };
-        snprintf(left, sizeof left, "%s--%s%s%s", o->letter ? letter : "   ", o->name,
-                 o->arg ? " " : "", o->arg ? o->arg : "");
-        if (o->i && *o->i >= o->min) snprintf(value, sizeof value, " [%d]", *o->i);
-        if (o->f && !isnan(*o->f)) snprintf(value, sizeof value, " [%g]", *o->f);
-        if (o->s && *o->s) snprintf(value, sizeof value, " [%s]", *o->s);
-        printf("  %-26s %s%s\n", left, o->help, value);
-    }
-}
-
-/* Reads `text` as the value of o, whose name, as it was written, is `shown`. */
-static void option_value(Option *o, const char *shown, const char *text)
-{
-    char *end = NULL;
-    double value = 0;
-    if (o->s) {
-        if (o->max > 1 && o->given > o->max) die(2, "%s can be given %g times", shown, o->max);
-        o->s[o->max > 1 ? o->given - 1 : 0] = text;
-        return;
-    }
-    if (o->words) {
-        int k = 0;
-        while (o->words[k] && strcasecmp(o->words[k], text)) k++;
-        if (!o->words[k]) die(2, "%s: \"%s\" is not one of %s", shown, text, joined(o->words));
-        *o->f = k;
-        return;
-    }
-    errno = 0;
-    if (o->f) *o->f = value = strtod(text, &end);
-    if (o->i) value = (double)strtoll(text, &end, 10);
-    if (o->u) *o->u = strtoull(text, &end, 10);
-    if (!*text || *end || strchr(" \t\n", *text) || (o->u && (errno || strchr(text, '-'))))
-        die(2, "%s: \"%s\" is not a %s", shown, text, o->f ? "number" : o->i ? "whole number"
-            : "whole number from 0 to 18446744073709551615");
-    if (!o->u && !(value >= o->min && value <= o->max))
-        die(2, "%s: %s is not between %.10g and %.10g", shown, text, o->min, o->max);
-    if (o->i) *o->i = (int)value;
-}
-
-int options_parse(Option *options, int argc, char **argv, void (*help)(void))
-{
-    int n = 0, plain = 0;
-    for (int i = 1; i < argc; i++) {
-        char *arg = argv[i];
-        if (plain || arg[0] != '-' || !arg[1]) { argv[n++] = arg; continue; }
-        if (!strcmp(arg, "--")) { plain = 1; continue; }
-        if (!strcmp(arg, "--help") || !strcmp(arg, "-h")) {
-            help();
-            output_check();
-            exit(0);
-        }
-        const int is_long = arg[1] == '-';
-        const size_t length = is_long ? strcspn(arg, "=") : strlen(arg);
-        Option *o = options;
-        while (o->name && (is_long ? strncmp(o->name, arg + 2, length - 2) || o->name[length - 2]
-                                   : length != 2 || o->letter != arg[1])) o++;
-        if (!o->name) die(2, "unknown option %s (--help lists them)", arg);
-        char shown[64];
-        snprintf(shown, sizeof shown, "%.*s", (int)length, arg);
-        const char *value = arg[length] ? arg + length + 1 : o->arg ? argv[++i] : NULL;
-        if (!o->arg && value) die(2, "%s takes no value", shown);
-        if (o->arg && !value) die(2, "%s needs a value (%s)", shown, o->arg);
-        o->given++;
-        if (o->arg) option_value(o, shown, value);
-        else *o->on = 1;
-    }
-    return n;
 }
 
 const char *pos_option_text(const PosOption *o, double value)
@@ -3093,43 +2982,124 @@ const char *pos_option_text(const PosOption *o, double value)
     return s;
 }
 
-void options_add_pos(Option *end, int trained)
+static void options_help(const char *usage, const Option *o, int trained)
 {
-    static double values[MOST_POS_OPTIONS];
-    int n = 0;
-    for (const PosEnc *e = posencs; e->name; e++)
-        for (const PosOption *p = e->options; p < e->options + POS_OPTIONS && p->name; p++) {
-            if (trained && p->shape) continue;
-            if (n == MOST_POS_OPTIONS - 1)
-                die(1, "the encodings have more than %d options", MOST_POS_OPTIONS - 1);
-            end[n] = (Option){ .name = p->name, .arg = p->words ? "WORD" : "X", .help = p->help,
-                               .f = &values[n], .min = p->min, .max = p->max, .words = p->words };
-            n++;
-        }
-}
-
-void options_help_pos(int trained)
-{
+    printf("usage: %s\n", usage);
+    for (; o->name; o++) {
+        char left[64], value[64] = "";
+        const char letter[] = { '-', o->letter, ' ', 0 };
+        snprintf(left, sizeof left, "%s--%s%s%s", o->letter ? letter : "   ", o->name,
+                 o->arg ? " " : "", o->arg ? o->arg : "");
+        if (o->i && *o->i >= o->min) snprintf(value, sizeof value, " [%d]", *o->i);
+        if (o->f && !isnan(*o->f)) snprintf(value, sizeof value, " [%g]", *o->f);
+        if (o->s && *o->s) snprintf(value, sizeof value, " [%s]", *o->s);
+        printf("  %-26s %s%s\n", left, o->help, value);
+    }
+    puts(trained ? "\noptions of the encodings, in place of those that the model was trained with:"
+                 : "\nencodings (--pos) and the options of their own:");
     for (const PosEnc *e = posencs; e->name; e++) {
         printf("  %-26s %s\n", e->name, e->help);
         for (const PosOption *p = e->options; p < e->options + POS_OPTIONS && p->name; p++)
             if (!trained || !p->shape)
                 printf("      --%-20s %s%s%s [%s]\n", p->name, p->help, p->words ? ": " : "",
-                       p->words ? joined(p->words) : "", pos_option_text(p, p->value));
+                       p->words ? joined(p->words, sizeof *p->words) : "",
+                       pos_option_text(p, p->value));
     }
+    output_check();
+    exit(0);
 }
 
-int options_apply_pos(Config *c, const Option *added)
+/* The number that `text` says, for the option that was written as `shown`. */
+static double option_number(const char *shown, const char *text, int whole, double min, double max)
 {
-    int applied = 0;
-    for (const Option *o = added; o->name; o++) {
-        if (!o->given) continue;
-        const int i = pos_option(c->pos, o->name);
-        if (i < 0) die(2, "--%s is not an option of the encoding %s", o->name, c->pos->name);
-        c->pos_opt[i] = *o->f;
-        applied++;
+    char *end;
+    const double value = whole ? (double)strtoll(text, &end, 10) : strtod(text, &end);
+    if (*end || strchr(" \t\n", *text))    // which finds the end of an empty text too
+        die(2, "%s: \"%s\" is not a %snumber", shown, text, whole ? "whole " : "");
+    if (!(value >= min && value <= max))
+        die(2, "%s: %s is not between %.10g and %.10g", shown, text, min, max);
+    return value;
+}
+
+static void option_set(Option *o, const char *shown, const char *text)
+{
+    o->given++;
+    if (o->on) *o->on = 1;
+    if (o->i) *o->i = (int)option_number(shown, text, 1, o->min, o->max);
+    if (o->f) *o->f = option_number(shown, text, 0, o->min, o->max);
+    if (o->s && o->max > 1 && o->given > o->max) die(2, "%s can be given %g times", shown, o->max);
+    if (o->s) o->s[o->max > 1 ? o->given - 1 : 0] = text;
+    if (!o->u) return;
+    char *end;
+    errno = 0;
+    *o->u = strtoull(text, &end, 10);
+    if (*end || errno || strchr(" \t\n", *text) || strchr(text, '-'))
+        die(2, "%s: \"%s\" is not a whole number from 0 to %llu", shown, text, ULLONG_MAX);
+}
+
+static double pos_option_value(const PosOption *p, const char *shown, const char *text)
+{
+    if (!p->words) return option_number(shown, text, 0, p->min, p->max);
+    for (int k = 0; p->words[k]; k++)
+        if (!strcasecmp(p->words[k], text)) return k;
+    die(2, "%s: \"%s\" is not one of %s", shown, text, joined(p->words, sizeof *p->words));
+}
+
+static const PosOption *pos_option_find(const char *name, int trained)
+{
+    for (const PosEnc *e = posencs; e->name; e++) {
+        const int i = pos_option(e, name);
+        if (i >= 0 && (!trained || !e->options[i].shape)) return &e->options[i];
     }
-    return applied;
+    return NULL;
+}
+
+// What was given for encodings, in the order of the command line.
+static struct { const char *name; double value; } *pos_given;
+static size_t n_pos_given;
+
+int options_parse(const char *usage, Option *options, int trained, int argc, char **argv)
+{
+    int n = 0, plain = 0;
+    size_t room = 0;
+    for (int i = 1; i < argc; i++) {
+        char *arg = argv[i], shown[64];
+        if (plain || arg[0] != '-' || !arg[1]) { argv[n++] = arg; continue; }
+        if (!strcmp(arg, "--")) { plain = 1; continue; }
+        if (!strcmp(arg, "--help") || !strcmp(arg, "-h")) options_help(usage, options, trained);
+        const int is_long = arg[1] == '-';
+        const size_t length = is_long ? strcspn(arg, "=") : strlen(arg);
+        snprintf(shown, sizeof shown, "%.*s", (int)length, arg);
+        Option *o = options;
+        while (o->name && (is_long ? strcmp(o->name, shown + 2)
+                                   : length != 2 || o->letter != arg[1])) o++;
+        const PosOption *p = is_long && !o->name ? pos_option_find(shown + 2, trained) : NULL;
+        if (!o->name && !p) die(2, "unknown option %s (--help lists them)", arg);
+        const char *needs = p ? p->words ? "WORD" : "X" : o->arg;
+        const char *value = arg[length] ? arg + length + 1 : needs ? argv[++i] : NULL;
+        if (!needs && value) die(2, "%s takes no value", shown);
+        if (needs && !value) die(2, "%s needs a value (%s)", shown, needs);
+        if (!p) { option_set(o, shown, value); continue; }
+        pos_given = grow(pos_given, &room, n_pos_given + 1, sizeof *pos_given);
+        pos_given[n_pos_given].name = p->name;
+        pos_given[n_pos_given++].value = pos_option_value(p, shown, value);
+    }
+    for (Option *o = options; o->name; o++)
+        if (o->u && !o->given) *o->u = (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
+    return n;
+}
+
+int options_apply_pos(Config *c)
+{
+    for (size_t k = 0; k < n_pos_given; k++) {
+        const char *name = pos_given[k].name;
+        const int i = pos_option(c->pos, name);
+        if (i < 0) die(2, "--%s is not an option of the encoding %s", name, c->pos->name);
+        c->pos_opt[i] = pos_given[k].value;
+    }
+    const char *wrong = config_check(c);
+    if (wrong) die(2, "%s", wrong);
+    return n_pos_given > 0;
 }
 
 #endif

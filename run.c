@@ -7,8 +7,7 @@
 /* ---- Options: the defaults are here, --help prints them -------------------------------------- */
 
 enum { STOPS = 8, CONTEXTS = 32 };
-// Places in the table; from POS_OWN on stand the encodings' own options.
-enum { TOKENS = 2, SEED = 6, POS_OWN = 20 };
+enum { TOKENS = 2 };    // its place in the table
 
 static const char *prompt, *prompt_file, *stops[STOPS], *tokenizer_file, *ctx_list;
 static const char *eval_file, *inspect_file, *answers;
@@ -16,7 +15,7 @@ static int tokens = 256, top_k, threads, quiet, encode, by_position, stride, int
 static double temperature = 0.8, top_p = 0.95;
 static uint64_t seed;
 
-static Option options[POS_OWN + MOST_POS_OPTIONS] = {
+static Option options[] = {
     { "prompt", 'p', "TEXT", "text to go on from", .s = &prompt },
     { "prompt-file", 'f', "FILE", .s = &prompt_file,
       .help = "the same from a file, less one newline at its end; - is standard input" },
@@ -28,7 +27,7 @@ static Option options[POS_OWN + MOST_POS_OPTIONS] = {
       .help = "draw from the N likeliest tokens; 0: from all" },
     { "top-p", 0, "X", .f = &top_p, .min = 0, .max = 1,
       .help = "draw from the likeliest tokens that have this probability together; 1: from all" },
-    [SEED] = { "seed", 's', "N", "random seed; default: drawn, and printed", .u = &seed },
+    { "seed", 's', "N", "random seed; default: drawn, and printed", .u = &seed },
     { "stop", 0, "TEXT", .s = stops, .max = STOPS,
       .help = "stop before TEXT would be printed; may be given up to 8 times" },
     { "tokenizer", 'z', "FILE", "vocabulary, for checkpoints of llama2.c", .s = &tokenizer_file },
@@ -51,19 +50,15 @@ static Option options[POS_OWN + MOST_POS_OPTIONS] = {
       .help = "with --eval: lines of question, MARK, answer: length lines exact tokens loss" },
     { "inspect", 0, "FILE", .s = &inspect_file,
       .help = "print the encoding and the attention on a text: what layer head row column value" },
-    [POS_OWN - 1] = { "quiet", 'q', NULL, "print errors and warnings only", .on = &quiet },
+    { "quiet", 'q', NULL, "print errors and warnings only", .on = &quiet },
+    { 0 },
 };
 
-static void help(void)
-{
-    printf("usage: run [options] MODEL\n"
-           "Generates text with a model that ./train wrote, "
-           "or with a checkpoint of llama2.c and its -z tokenizer.bin.\n"
-           "    ./run model.bin -p \"Once upon a time\"\n\n");
-    options_help(options, POS_OWN);
-    printf("\noptions of the encodings, in place of those that the model was trained with:\n");
-    options_help_pos(1);
-}
+static const char *const usage =
+    "run [options] MODEL\n"
+    "Generates text with a model that ./train wrote, "
+    "or with a checkpoint of llama2.c and its -z tokenizer.bin.\n"
+    "    ./run model.bin -p \"Once upon a time\"\n";
 
 // A line on stderr, unless --quiet.
 #define note(format, ...) (quiet ? 0 : fprintf(stderr, "run: " format "\n", __VA_ARGS__))
@@ -136,6 +131,8 @@ static void print_by_position(const float *loss, const Example *window, size_t n
     }
 }
 
+#define NOT_FINITE "the loss at length %d is %g: the model computes values that are not numbers"
+
 static void evaluate(Model *m, const int *contexts, int n_contexts)
 {
     size_t n, n_windows, bytes = 0;
@@ -156,12 +153,10 @@ static void evaluate(Model *m, const int *contexts, int n_contexts)
         Example *window = windows(n, (size_t)ctx, (size_t)step, &n_windows);
         const double loss = examples_loss(m, losses, ids, window, n_windows, first_position);
         if (!isfinite(loss))
-            die(1, "the loss at context %d is %g: the model computes values that are not numbers",
-                ctx, loss);
+            die(1, NOT_FINITE, ctx, loss);
         if (by_position) print_by_position(losses, window, n_windows, ctx);
         else printf("%d\t%zu\t%.6f\t%.4f\t%.6f\n", ctx, n - 1, loss, exp(loss),
                     loss * (double)(n - 1) / log(2) / (double)bytes);
-        output_check();
         free(window);
     }
     free(ids), free(losses);
@@ -212,13 +207,11 @@ static void evaluate_answers(Model *m, int ctx)
     for (int length = 0; length <= ctx; length++) {
         const Answers a = by_length[length];
         if (!isfinite(a.loss))
-            die(1, "the loss at length %d is %g: the model computes values that are not numbers",
-                length, a.loss);
+            die(1, NOT_FINITE, length, a.loss);
         if (a.lines)
             printf("%d\t%zu\t%.6f\t%zu\t%.6f\n", length, a.lines,
                    (double)a.exact / (double)a.lines, a.tokens, a.loss / (double)a.tokens);
     }
-    output_check();
     free(ids), free(line), free(by_length);
 }
 
@@ -311,7 +304,6 @@ static void inspect(Model *m, int ctx)
     puts("what\tlayer\thead\trow\tcolumn\tvalue");
     inspect_encoding(m, ctx);
     for (int l = 0; l < m->config.n_layers; l++) inspect_attention(m, l, ids, n, (size_t)ctx);
-    output_check();
     free(ids);
 }
 
@@ -419,19 +411,18 @@ static void from_prompt(Model *m, int ctx)
     for (size_t i = 0; encode && i < in_prompt; i++) printf("%s%d", i ? " " : "", ids[i]);
     if (encode) putchar('\n');
     else generate(m, ids, in_prompt, start || newline, ctx);
-    output_check();
     free(body), free(ids), free(text.data);
 }
 
 static void check_exclusions(void)
 {
+    const char *windowed = by_position ? "by-position" : stride ? "stride"
+                           : first_position ? "first-position" : NULL;
     if (prompt && prompt_file) die(2, "--prompt and --prompt-file exclude each other");
+    if (eval_file && inspect_file) die(2, "--eval and --inspect exclude each other");
     if ((eval_file || inspect_file) && (encode || prompt || prompt_file))
         die(2, "--%s excludes --encode, --prompt and --prompt-file",
             eval_file ? "eval" : "inspect");
-    if (eval_file && inspect_file) die(2, "--eval and --inspect exclude each other");
-    const char *windowed = by_position ? "by-position" : stride ? "stride"
-                           : first_position ? "first-position" : NULL;
     if (windowed && !eval_file) die(2, "--%s needs --eval", windowed);
     if (answers && (!eval_file || windowed))
         die(2, "--answers needs --eval, and excludes --by-position, --stride and --first-position");
@@ -440,8 +431,7 @@ static void check_exclusions(void)
 int main(int argc, char **argv)
 {
     program_begin("run", argv);
-    options_add_pos(options + POS_OWN, 1);
-    const int n_args = options_parse(options, argc, argv, help);
+    const int n_args = options_parse(usage, options, 1, argc, argv);
     if (n_args != 1)
         die(2, n_args ? "more than one model was given: %s and %s (a prompt goes behind -p)"
                       : "no model was given (--help shows how)", argv[0], argv[1]);
@@ -450,15 +440,12 @@ int main(int argc, char **argv)
     if (n_contexts > 1 && (!eval_file || answers))
         die(2, "--ctx takes one number here; a list needs --eval without --answers");
     for (int i = 0; i < n_contexts; i++) longest = contexts[i] > longest ? contexts[i] : longest;
-    if (!options[SEED].given) seed = (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
     threads = threads_set(threads);
 
     Model m;
     model_load(&m, argv[0], tokenizer_file, NULL);
     Config *c = &m.config;
-    const int changed = options_apply_pos(c, options + POS_OWN);
-    const char *wrong = config_check(c);
-    if (wrong) die(2, "%s", wrong);
+    const int changed = options_apply_pos(c);
     if (int8) model_quantize(&m);
     if (!m.tokenizer.size)
         die(1, "%s: has no vocabulary inside; name it with -z tokenizer.bin", argv[0]);
@@ -467,13 +454,11 @@ int main(int argc, char **argv)
     if (longest > c->seq_len && c->pos->bounded)
         die(1, "%s: %d positions were asked for, but %s has a row for each of the %d trained ones "
             "and none beyond", argv[0], longest, c->pos->name, c->seq_len);
-    if (!encode)
-        note("%s: %.2fM parameters, encoding %s, trained length %d; %s weights; %d thread%s (%s), "
-             "vectors of %d floats", argv[0], (double)m.params.count / 1e6, c->pos->name,
-             c->seq_len, int8 ? "int8" : "fp32", threads, threads > 1 ? "s" : "", threads_kind,
-             vector_width);
-    if (!encode && longest > c->seq_len)
-        note("positions from %d on were not trained", c->seq_len);
+    if (encode) quiet = 1;
+    note("%s: %.2fM parameters, encoding %s, trained length %d; %s weights; %d thread%s (%s), "
+         "vectors of %d floats", argv[0], (double)m.params.count / 1e6, c->pos->name, c->seq_len,
+         int8 ? "int8" : "fp32", threads, threads > 1 ? "s" : "", threads_kind, vector_width);
+    if (longest > c->seq_len) note("positions from %d on were not trained", c->seq_len);
 
     const int by_context = eval_file && !answers;    // which makes its tables itself
     if (!by_context && (changed || m.pos.len != contexts[0])) model_tables(&m, contexts[0]);
@@ -481,6 +466,7 @@ int main(int argc, char **argv)
     else if (answers) evaluate_answers(&m, contexts[0]);
     else if (inspect_file) inspect(&m, contexts[0]);
     else from_prompt(&m, contexts[0]);
+    output_check();
     model_free(&m);
     return 0;
 }

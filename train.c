@@ -16,12 +16,11 @@ static int eval_every, sample_every, save_every, stop_after, quiet, profiled, bf
 static double lr = 3e-3, min_lr = NAN, weight_decay = 0.1, clip = 1, val_frac = 0.1;
 static uint64_t seed;
 
-// Places in the table: the shape of the model, what decides the bits of a run, and where the
-// encodings' own options begin. The compiler warns of one that is taken twice.
-enum { POS = 0, OUT = 1, TOKENIZER = 4, SHAPE = 5, CTX = 11, RUN = 12, VAL_FRAC = 20, SEED = 22,
-       POS_OWN = 33 };
+// Places in the table: the shape of the model, and what decides the bits of a run. The compiler
+// warns of one that is taken twice.
+enum { POS = 0, OUT = 1, TOKENIZER = 4, SHAPE = 5, CTX = 11, RUN = 12, VAL_FRAC = 20, SEED = 22 };
 
-static Option options[POS_OWN + MOST_POS_OPTIONS] = {
+static Option options[] = {
     [POS] = { "pos", 0, "NAME", "positional encoding, see below", .s = &pos },
     [OUT] = { "out", 'o', "FILE", "where the model goes", .s = &out },
     { "resume", 0, "FILE", .s = &resume_file,
@@ -73,57 +72,50 @@ static Option options[POS_OWN + MOST_POS_OPTIONS] = {
     { "bf16", 0, NULL, .on = &bf16,
       .help = "round the inputs of matrix products to bf16; faster where the processor has it" },
     { "profile", 0, NULL, "say at the end where the time of the steps went", .on = &profiled },
-    [POS_OWN - 1] = { "quiet", 'q', NULL, "print errors and warnings only", .on = &quiet },
+    { "quiet", 'q', NULL, "print errors and warnings only", .on = &quiet },
+    { 0 },
 };
 
-static void help(void)
-{
-    printf("usage: train [options] TEXT...\n"
-           "Trains a small Transformer on text files (- is standard input), as one text, "
-           "and writes a model for ./run.\n"
-           "    ./train --pos rope data.txt && ./run model.bin -p \"Once\"\n\n");
-    options_help(options, POS_OWN);
-    printf("\nencodings (--pos) and the options of their own:\n");
-    options_help_pos(0);
-}
+static const char *const usage =
+    "train [options] TEXT...\n"
+    "Trains a small Transformer on text files (- is standard input), as one text, "
+    "and writes a model for ./run.\n"
+    "    ./train --pos rope data.txt && ./run model.bin -p \"Once\"\n";
 
-static const PosEnc *find_pos(const char *name)
-{
-    char known[400] = "";
-    const PosEnc *found = posenc_find(name);
-    for (const PosEnc *e = posencs; e->name; e++)
-        snprintf(known + strlen(known), sizeof known - strlen(known), " %s", e->name);
-    if (!found) die(2, "--pos %s is not an encoding; there are%s", name, known);
-    return found;
-}
+static const char *const hint =
+    "; --resume goes on with the run as it was (--init starts a new one from its weights)";
 
-static double number(const Option *o)    // its value now
+/* Option i is kept from the file that the model comes from: `has`. */
+static void keep(int i, double has)
 {
-    return o->i ? *o->i : o->on ? *o->on : *o->f;
+    Option *o = &options[i];
+    const double asked = o->i ? *o->i : o->on ? *o->on : *o->f;
+    // 0 of a shape: automatic, as the file has it
+    if (o->given && asked != has && (asked != 0 || i >= CTX))
+        die(2, "--%s %.10g differs from the %.10g of %s%s", o->name, asked, has,
+            resume_file ? resume_file : init_file, resume_file ? hint : ", whose shape is kept");
+    if (o->i) *o->i = (int)has;
+    if (o->on) *o->on = (int)has;
+    if (o->f) *o->f = has;
 }
 
 /* The shape that the command line asks for: the defaults, or the shape of a file, of which --ctx,
    --pos and the options of the encoding may be changed. */
-static Config requested(const Config *file, const char *path)
+static Config requested(const Config *file)
 {
     // no start token: windows start anywhere, so a prompt needs nothing in front
-    Config c = file ? *file : (Config){ .start_token = -1, .vocab_size = 1 };
-    int *const field[] = { &c.dim, &c.n_layers, &c.n_heads, &c.n_kv_heads, &c.hidden_dim, &c.untied,
-                           &c.seq_len };
-    for (int i = SHAPE; i <= CTX; i++) {
-        int *has = field[i - SHAPE];
-        const int asked = (int)number(&options[i]);
-        if (file && !options[i].given) continue;
-        if (file && i < CTX && asked && asked != *has)    // 0: automatic, as the file has it
-            die(2, "--%s %d differs from the %d of %s, whose shape is kept", options[i].name, asked,
-                *has, path);
-        if (!file || i == CTX) *has = asked;
-    }
-    if (!file || options[POS].given) c.pos = find_pos(pos);
+    Config c = file ? *file : (Config){
+        .dim = dim, .n_layers = layers, .n_heads = heads, .n_kv_heads = kv_heads, .seq_len = ctx,
+        .hidden_dim = hidden, .untied = untied, .start_token = -1, .vocab_size = 1 };
+    const int shape[] = { c.dim, c.n_layers, c.n_heads, c.n_kv_heads, c.hidden_dim, c.untied };
+    for (int i = SHAPE; file && i < CTX; i++) keep(i, shape[i - SHAPE]);
+    if (options[CTX].given) c.seq_len = ctx;
+    if (!file || options[POS].given) c.pos = posenc_find(pos);
+    if (!c.pos)
+        die(2, "--pos %s is not an encoding; there are %s", pos,
+            joined(&posencs->name, sizeof *posencs));
     if (!file || c.pos != file->pos) config_defaults(&c);
-    options_apply_pos(&c, options + POS_OWN);
-    const char *wrong = config_check(&c);
-    if (wrong) die(2, "%s", wrong);
+    options_apply_pos(&c);
     return c;
 }
 
@@ -156,9 +148,8 @@ static Text read_texts(char **paths, int n)    // all as one text
 /* Encodes and frees a text; with --answers finds its lines. */
 static Tokens encode(const Tokenizer *t, Text text, const char *path)
 {
-    Encoder e;
+    Encoder e = { .t = t, .text = text.data, .left = text.n };
     Tokens tokens = { .token = xrealloc(NULL, (text.n + 1) * sizeof *tokens.token) };
-    encoder_begin(&e, t, text.data, text.n);
     for (int id; (id = encoder_next(&e)) >= 0;) tokens.token[tokens.n++] = (uint16_t)id;
     free(text.data);
     if (e.unknown)
@@ -232,12 +223,10 @@ static void fill(int *x, int *y, Tokens data, Example e, size_t T)
 static void print_sample(Model *m, int64_t step)
 {
     Cache kv;
-    size_t n;
-    int *newline = tokenizer_encode(&m->tokenizer, "\n", 1, &n, NULL), token = newline[n - 1];
-    free(newline);
+    int token = tokenizer_byte(&m->tokenizer, '\n');
     cache_create(&kv, m, ctx);
     fprintf(stderr, "--- sample at step %lld ---\n", (long long)step);
-    while (kv.used < ctx - 1) {
+    while (token >= 0 && kv.used < ctx - 1) {
         const float *logits = model_decode(m, &kv, &token, 1);
         const double u = rng_uniform(seed, RNG_SAMPLE, (uint64_t)step << 32 | (uint64_t)kv.used);
         int length;
@@ -263,14 +252,6 @@ static const char *human(double n)    // 1234567 -> 1.23M
     return s;
 }
 
-static const char *minutes(double s)
-{
-    static char text[32];
-    if (s >= 3600) snprintf(text, sizeof text, "%dh%02dm", (int)(s / 3600), (int)(s / 60) % 60);
-    else snprintf(text, sizeof text, "%dm%02ds", (int)(s / 60), (int)s % 60);
-    return text;
-}
-
 /* Opens the log; after a resume the rows up to `step` are kept and none later. */
 static FILE *log_open(int64_t step)
 {
@@ -279,10 +260,8 @@ static FILE *log_open(int64_t step)
     FILE *f = fopen(log_file, "w");
     if (!f) die(1, "%s: %s", log_file, strerror(errno));
     fputs("step\ttokens\ttrain_loss\tval_loss\tlr\tgrad_norm\tms\ttok_s\n", f);
-    for (char *row = old, *end; row && (end = strchr(row, '\n')); row = end + 1) {
-        const long long at = atoll(row);
-        if (at >= 1 && at <= step) fwrite(row, 1, (size_t)(end - row + 1), f);
-    }
+    for (char *row = old, *end; row && (end = strchr(row, '\n')); row = end + 1)
+        if (atoll(row) >= 1 && atoll(row) <= step) fwrite(row, 1, (size_t)(end - row + 1), f);
     free(old);
     return f;
 }
@@ -291,36 +270,23 @@ static FILE *log_open(int64_t step)
 
 static void resume(Model *m, TrainState *s)
 {
-    static const char *const hint =
-        "; --resume goes on with the run as it was (--init starts a new one from its weights)";
     if (!model_load(m, resume_file, options[TOKENIZER].given ? tokenizer_file : NULL, s))
         die(1, "%s: has no training state to resume from; --init %s starts from its weights",
             resume_file, resume_file);
-    const Config *c = &m->config, asked = requested(c, resume_file);
-    if (asked.pos != c->pos)
-        die(2, "--pos %s differs from the %s of %s%s", pos, c->pos->name, resume_file, hint);
+    const Config *c = &m->config, asked = requested(c);
     const double value[] = { c->seq_len, (double)s->batch, (double)s->accum, (double)s->steps,
                              s->lr, s->min_lr, (double)s->warmup, s->weight_decay, s->clip,
                              s->val_frac };
-    for (int i = CTX; i <= VAL_FRAC; i++) {
-        Option *o = &options[i];
-        const double has = value[i - CTX];
-        if (o->given && number(o) != has)
-            die(2, "--%s %g differs from the %g of %s%s", o->name, number(o), has, resume_file,
-                hint);
-        if (!(has >= o->min && has <= o->max))
-            die(1, "%s: its %s, %g, is out of range", resume_file, o->name, has);
-        if (o->i) *o->i = (int)has;
-        else *o->f = has;
-    }
-    const PosOption *p = c->pos->options;
-    for (int i = 0; i < POS_OPTIONS; i++)
+    if (asked.pos != c->pos)
+        die(2, "--pos %s differs from the %s of %s%s", pos, c->pos->name, resume_file, hint);
+    for (int i = CTX; i <= VAL_FRAC; i++) keep(i, value[i - CTX]);
+    for (int i = 0; i < POS_OPTIONS; i++) {
+        const PosOption *p = &c->pos->options[i];
         if (asked.pos_opt[i] != c->pos_opt[i])
-            die(2, "--%s %s differs from the %s of %s%s", p[i].name,
-                pos_option_text(&p[i], asked.pos_opt[i]), pos_option_text(&p[i], c->pos_opt[i]),
+            die(2, "--%s %s differs from the %s of %s%s", p->name,
+                pos_option_text(p, asked.pos_opt[i]), pos_option_text(p, c->pos_opt[i]),
                 resume_file, hint);
-    if (s->step < 0 || s->step > s->steps)
-        die(1, "%s: its step, %lld, is out of range", resume_file, (long long)s->step);
+    }
     if (options[SEED].given && seed != s->seed)
         die(2, "--seed %llu differs from the %llu of %s%s", (unsigned long long)seed,
             (unsigned long long)s->seed, resume_file, hint);
@@ -347,27 +313,22 @@ static void take_weights(Model *m, const Model *from)
 static void start(Model *m)
 {
     Model from = {0};    // its vocabulary, and with --init its weights
-    const char *named = options[TOKENIZER].given ? tokenizer_file : NULL;
-    const int absent = !named && access(tokenizer_file, F_OK);
+    const int named = options[TOKENIZER].given;
     if (init_file) {
-        model_load(&from, init_file, named, NULL);
+        model_load(&from, init_file, named ? tokenizer_file : NULL, NULL);
         if (!from.tokenizer.size)
             die(1, "%s: has no vocabulary inside; name it with --tokenizer", init_file);
-    } else if (absent) {
-        fprintf(stderr, "train: there is no %s here: training on bytes\n", tokenizer_file);
-        tokenizer_bytes(&from.tokenizer);
-    } else if (strcmp(tokenizer_file, "bytes")) {
-        tokenizer_load(&from.tokenizer, tokenizer_file);
     } else {
-        tokenizer_bytes(&from.tokenizer);
+        const int absent = !named && access(tokenizer_file, F_OK);
+        if (absent)
+            fprintf(stderr, "train: there is no %s here: training on bytes\n", tokenizer_file);
+        tokenizer_load(&from.tokenizer, absent ? "bytes" : tokenizer_file);
     }
-    Config c = requested(init_file ? &from.config : NULL, init_file);
+    Config c = requested(init_file ? &from.config : NULL);
     c.vocab_size = from.tokenizer.size;
     ctx = c.seq_len;
-    const double params = (double)config_params(&c);
-    const double activations = (double)model_scratch_floats(&c, batch, ctx);
-    note("%s parameters and %s floats of activations: %.0f MiB", human(params),
-         human(activations), (4 * params + activations) * 4 / (1 << 20));
+    const double floats = (double)(4 * config_params(&c) + model_scratch_floats(&c, batch, ctx));
+    note("%.0f MiB of parameters, gradients, moments and activations", floats / (1 << 18));
     model_create(m, &c, ctx);
     model_init(m, seed);
     if (init_file) take_weights(m, &from);
@@ -383,23 +344,14 @@ static int same_file(const char *a, const char *b)    // b: "-" is standard inpu
            && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-/* What is written must be writable, and must not be what is read: found now, not after the
-   training. Only a model may be replaced by the one that goes on from it. */
-static void check_outputs(char **texts, int n)
+/* What is written must be writable, and must not be one of n files that are read: found now, not
+   after the training. */
+static void check_output(const char *option, const char *path, const char *const *files, int n)
 {
-    const char *const written[] = { out, log_file };
-    const char *const read[] = { val_file, tokenizer_file, resume_file, init_file };
-    for (int i = 0; i < 2; i++) {
-        const char *w = written[i], *name = i ? "log" : "out";
-        if (!w) continue;
-        file_check_writable(w);
-        for (int k = 0; k < n; k++)
-            if (same_file(w, texts[k])) die(2, "--%s %s would overwrite the text", name, w);
-        for (int k = 0; k < (i ? 4 : 2); k++)
-            if (same_file(w, read[k])) die(2, "--%s %s would overwrite what is read", name, w);
-    }
-    if (log_file && (same_file(out, log_file) || !strcmp(out, log_file)))
-        die(2, "--out and --log name the same file");
+    file_check_writable(path);
+    for (int i = 0; i < n; i++)
+        if (same_file(path, files[i]))
+            die(2, "--%s %s would overwrite %s", option, path, files[i]);
 }
 
 /* ---- The run --------------------------------------------------------------------------------- */
@@ -454,18 +406,20 @@ static double train_step(Model *m, Tokens data, int64_t step, double rate, doubl
 
 static void print_profile(const Profile *p, double in_steps)
 {
-    const double *spent = p->spent, percent = 100 / in_steps;
+    static const char *const name[SECTIONS] = { "matrix products", "attention",
+        "norms, SwiGLU, embedding, rotation", "loss", "optimizer" };
+    const double percent = 100 / in_steps;
     double rest = in_steps;
-    for (int i = 0; i < SECTIONS; i++) rest -= spent[i];
-    fprintf(stderr, "train: of %.2f s in steps: matrix products %.1f %%, attention %.1f %%, "
-            "norms, SwiGLU, embedding, rotation %.1f %%, loss %.1f %%, optimizer %.1f %%, "
-            "the rest %.1f %%; threads waited for each other for %.1f %% of their time\n",
-            in_steps, percent * spent[PRODUCTS], percent * spent[ATTENTION],
-            percent * spent[LAYERS], percent * spent[LOSS], percent * spent[OPTIMIZER],
+    fprintf(stderr, "train: of %.2f s in steps: ", in_steps);
+    for (int i = 0; i < SECTIONS; i++) {
+        fprintf(stderr, "%s %.1f %%, ", name[i], percent * p->spent[i]);
+        rest -= p->spent[i];
+    }
+    fprintf(stderr, "the rest %.1f %%; threads waited for each other for %.1f %% of their time\n",
             percent * rest, percent * p->waited / threads);
 }
 
-static void train(Model *m, TrainState *state, Tokens data, Validation val)
+static void train(Model *m, TrainState *state, Tokens data, Tokens part)
 {
     const int64_t last = stop_after, first = state->step;
     const int tty = isatty(STDERR_FILENO) && !quiet;
@@ -475,6 +429,7 @@ static void train(Model *m, TrainState *state, Tokens data, Validation val)
     char val_shown[32] = "n/a";
     FILE *log = log_file ? log_open(first) : NULL;
     Profile spent = {0};
+    const Validation val = validation(part);
     model_train_begin(m);
 
     for (int64_t step = first + 1; step <= last && !interrupted; step++) {
@@ -510,17 +465,18 @@ static void train(Model *m, TrainState *state, Tokens data, Validation val)
         }
         if (!quiet && (at_eval || seconds() - shown > (tty ? 1.0 / 6 : 30))) {
             // On a terminal the line is rewritten, so it must not wrap (ESC[?7l).
-            const double left = (seconds() - began) / (double)(step - first)
-                                * (double)(last - step);
+            const int left = (int)((seconds() - began) / (double)(step - first)
+                                   * (double)(last - step));
             fprintf(stderr, "%sstep %5lld/%d | loss %.4f | val %s | norm %.2f | lr %.2e | %.1f ms"
-                    " | %s tok/s | eta %s%s", tty ? "\r\033[?7l" : "", (long long)step, steps,
-                    loss, val_shown, norm, rate, ms, human(step_tokens / ms * 1e3), minutes(left),
-                    !tty ? "\n" : at_eval ? "\033[K\033[?7h\n" : "\033[K\033[?7h");
+                    " | %s tok/s | eta %dm%02ds%s", tty ? "\r\033[?7l" : "", (long long)step, steps,
+                    loss, val_shown, norm, rate, ms, human(step_tokens / ms * 1e3), left / 60,
+                    left % 60, !tty ? "\n" : at_eval ? "\033[K\033[?7h\n" : "\033[K\033[?7h");
             shown = seconds();
         }
         if (sample_every && step % sample_every == 0) print_sample(m, step);
         if (save_every && step % save_every == 0 && step < last) model_save(m, out, state);
     }
+    free(val.token), free(val.example);
     if (tty && state->step < last) fputc('\n', stderr);
     model_save(m, out, state);
     if (log && fclose(log)) die(1, "%s: %s", log_file, strerror(errno));
@@ -529,20 +485,17 @@ static void train(Model *m, TrainState *state, Tokens data, Validation val)
     if (state->best_step)
         snprintf(best, sizeof best, "best val %.4f at step %lld", state->best_val,
                  (long long)state->best_step);
-    note("%s after step %lld in %s, %s tok/s, %s, peak memory %.0f MiB, saved %s",
+    note("%s after step %lld in %.1f s, %s tok/s, %s, peak memory %.0f MiB, saved %s",
          interrupted && state->step < steps ? "interrupted" : "done", (long long)state->step,
-         minutes(elapsed),
-         human((double)(state->step - first) * step_tokens / (elapsed > 0 ? elapsed : 1)), best,
-         peak_mib(), out);
+         elapsed, human((double)(state->step - first) * step_tokens / elapsed), best, peak_mib(),
+         out);
     if (profiled) print_profile(&spent, in_steps);
     if (state->step < steps) note("go on with --resume %s and the same text", out);
 }
 
 static double root_mean_square(const float *x, size_t n)
 {
-    double squares = 0;
-    for (size_t i = 0; i < n; i++) squares += (double)x[i] * (double)x[i];
-    return sqrt(squares / (double)n);
+    return sqrt((double)dot(x, x, n) / (double)n);
 }
 
 static void describe(const Model *m, Tokens data, Tokens val, size_t bytes)
@@ -574,16 +527,22 @@ int main(int argc, char **argv)
 {
     program_begin("train", argv);
     signal(SIGPIPE, SIG_IGN);    // a reader of the messages that goes away is no reason to stop
-    options_add_pos(options + POS_OWN, 0);
-    const int n = options_parse(options, argc, argv, help);
+    const int n = options_parse(usage, options, 0, argc, argv);
     if (!n) die(2, "no text file was given (--help shows how)");
     if (resume_file && init_file) die(2, "--resume and --init exclude each other");
     if (val_file && options[VAL_FRAC].given) die(2, "--val and --val-frac exclude each other");
     if (val_file) val_frac = 0;
     if (resume_file && !options[OUT].given) out = resume_file;
-    if (!options[SEED].given) seed = (uint64_t)time(NULL) * 1000 + (uint64_t)getpid() % 1000;
     threads = threads_set(threads);
-    check_outputs(argv, n);
+    // only a model may be replaced by the one that goes on from it
+    const char *const others[] = { val_file, tokenizer_file, resume_file, init_file, out };
+    check_output("out", out, (const char **)argv, n);
+    check_output("out", out, others, 2);
+    if (log_file) {
+        check_output("log", log_file, (const char **)argv, n);
+        check_output("log", log_file, others, 5);
+        if (!strcmp(log_file, out)) die(2, "--log and --out name the same file");
+    }
 
     Text text = read_texts(argv, n), val_text = {0};
     if (val_file) val_text = read_texts((char **)&val_file, 1);
@@ -601,18 +560,16 @@ int main(int argc, char **argv)
         die(1, "a vocabulary of %d entries; training takes at most %d", m.config.vocab_size,
             1 << 16);
 
-    const char *more = n > 1 ? " ..." : "";
     Tokens data = encode(&m.tokenizer, text, argv[0]);
     const Tokens val = val_file ? encode(&m.tokenizer, val_text, val_file) : split(&data);
     if (!answers && data.n < (size_t)ctx + 1)
-        die(1, "%s%s: %zu tokens to train on%s, but one window takes ctx + 1 = %d (--ctx)",
-            argv[0], more, data.n, val.n && !val_file ? " without the validation part" : "",
-            ctx + 1);
+        die(1, "%s: %zu tokens to train on%s, but one window takes ctx + 1 = %d (--ctx)", argv[0],
+            data.n, val.n && !val_file ? " without the validation part" : "", ctx + 1);
     const uint64_t sum = checksum(data.token, data.n * sizeof *data.token)
                          ^ mix(checksum(val.token + val.from, val.n * sizeof *val.token))
                          ^ (answers ? mix((uint64_t)*answers) : 0);
     if (resume_file && sum != state.data_sum)
-        die(1, "%s%s: not the text (or not the %s) that %s was trained on", argv[0], more,
+        die(1, "%s: not the text (or not the %s) that %s was trained on", argv[0],
             val_frac == 0 ? "--val file or --answers" : "--answers", resume_file);
     state = (TrainState){ .step = state.step, .steps = steps, .batch = batch, .accum = accum,
                           .warmup = warmup, .seed = seed, .data_sum = sum, .lr = lr,
@@ -625,14 +582,12 @@ int main(int argc, char **argv)
     for (int i = 0; i < 3; i++)    // what was ignored at the start (nohup) stays so
         if (signal(stops[i], on_signal) == SIG_IGN) signal(stops[i], SIG_IGN);
     if (resume_file && state.step >= stop_after) {
-        if (options[OUT].given) model_save(&m, out, &state);
-        note("%s is at step %lld of %d: nothing to do%s%s", resume_file,
-             (long long)state.step, steps, options[OUT].given ? "; saved " : "",
-             options[OUT].given ? out : "");
+        const int saved = options[OUT].given > 0;
+        if (saved) model_save(&m, out, &state);
+        note("%s is at step %lld of %d: nothing to do%s%s", resume_file, (long long)state.step,
+             steps, saved ? "; saved " : "", saved ? out : "");
     } else {
-        const Validation examples = validation(val);
-        train(&m, &state, data, examples);
-        free(examples.token), free(examples.example);
+        train(&m, &state, data, val);
     }
     free(data.token), free(data.line);
     if (val_file) free(val.token), free(val.line);

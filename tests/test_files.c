@@ -95,9 +95,9 @@ static void check_text(const Tokenizer *t, const char *text, size_t length)
         CHECK(naive_encode(t, text, length, want) == n && !memcmp(want, ids, n * sizeof *ids));
         free(want);
     }
-    Encoder e, ahead;    // neither disturbs the other, wherever it stands
+    // neither disturbs the other, wherever it stands
+    Encoder e = { .t = t, .text = text, .left = length }, ahead = e;
     size_t same = 0;
-    encoder_begin(&e, t, text, length), encoder_begin(&ahead, t, text, length);
     for (size_t i = 0; i < n; i++) {
         same += encoder_next(&e) == ids[i];
         for (size_t k = 2 * i; k < 2 * i + 2; k++)
@@ -137,8 +137,7 @@ static void test_tokenizer(void)
     // a long text that is one run, as any two of these letters stand in some piece
     char letters[2000];
     for (size_t i = 0; i < sizeof letters; i++) letters[i] = "elst"[rng(1, RNG_TEST + 3, i) % 4];
-    Encoder e;
-    encoder_begin(&e, &t[0], letters, sizeof letters);
+    Encoder e = { .t = &t[0], .text = letters, .left = sizeof letters };
     CHECK(encoder_next(&e) >= 0 && !e.left);
     while (encoder_next(&e) >= 0) {}
     context = "letters", check_text(&t[0], letters, sizeof letters);
