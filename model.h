@@ -597,12 +597,6 @@ INLINE float vsum(vec v)
     for (int i = 0; i < VL / 16; i++) v[i] += v[i + VL / 16];
     return v[0];
 }
-INLINE float vmaximum(vec v)
-{
-    float m = v[0];
-    for (int i = 1; i < VL; i++) m = v[i] > m ? v[i] : m;
-    return m;
-}
 
 /* e^x within 2 ulp for -87 < x < 88; 0 below, inf above, NaN stays NaN. x = n ln2 + r with
    |r| <= ln2/2, and e^r by its Taylor series to r^7 (remainder < 6e-9 relative). Adding 1.5 * 2^23
@@ -687,7 +681,9 @@ static float row_max(const float *x, size_t n)
     for (; i + 4 * VL <= n; i += 4 * VL)
         for (int k = 0; k < 4; k++) v[k] = vmax(v[k], load(x + i + k * VL));
     for (; i + VL <= n; i += VL) v[0] = vmax(v[0], load(x + i));
-    float m = vmaximum(vmax(vmax(v[0], v[1]), vmax(v[2], v[3])));
+    v[0] = vmax(vmax(v[0], v[1]), vmax(v[2], v[3]));
+    float m = v[0][0];
+    for (int k = 1; k < VL; k++) m = v[0][k] > m ? v[0][k] : m;
     for (; i < n; i++) m = x[i] > m ? x[i] : m;
     return m;
 }
