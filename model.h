@@ -450,28 +450,18 @@ static float *reserve(float *base, size_t *floats, size_t n)
 
 #ifdef _OPENMP
 const char *const threads_kind = "OpenMP";
-static int thread_count(void) { return omp_get_max_threads(); }
-static int thread_number(void) { return omp_get_thread_num(); }
-static int team_size(void) { return omp_get_num_threads(); }
+#else
+const char *const threads_kind = "built without OpenMP";
+static int omp_get_max_threads(void) { return 1; }
+static int omp_get_num_threads(void) { return 1; }
+static int omp_get_thread_num(void) { return 0; }
+static void omp_set_num_threads(int n) { (void)n; }
+#endif
+
 int threads_set(int n)
 {
     if (n > 0) omp_set_num_threads(n);
     return omp_get_max_threads();
-}
-#else
-const char *const threads_kind = "built without OpenMP";
-static int thread_count(void) { return 1; }
-static int thread_number(void) { return 0; }
-static int team_size(void) { return 1; }
-int threads_set(int n) { (void)n; return 1; }
-#endif
-
-/* The part of n things that falls to the calling thread of a parallel region. */
-typedef struct { size_t from, to; } Share;
-static Share share_of(size_t n)
-{
-    const size_t thread = (size_t)thread_number(), team = (size_t)team_size();
-    return (Share){ n * thread / team, n * (thread + 1) / team };
 }
 
 /* Loops over rows have static shares: from one function to the next a thread meets about the same
@@ -596,12 +586,6 @@ INLINE float vsum(vec v)
     for (int i = 0; i < VL / 16; i++) v[i] += v[i + VL / 16];
     return v[0];
 }
-INLINE float vmaximum(vec v)
-{
-    float m = v[0];
-    for (int i = 1; i < VL; i++) m = v[i] > m ? v[i] : m;
-    return m;
-}
 
 /* e^x within 2 ulp for -87 < x < 88; 0 below, inf above, NaN stays NaN. x = n ln2 + r with
    |r| <= ln2/2, and e^r by its Taylor series to r^7 (remainder < 6e-9 relative). Adding 1.5 * 2^23
@@ -623,7 +607,7 @@ INLINE vec vexp(vec x)
     return choose(x > splat(88.0f), splat(INFINITY), y);
 }
 
-/* `a` is asked for so many bytes ahead; 0: not at all. Four sums, so that none waits for another. */
+/* `a` is asked for so many bytes ahead; 0: not at all. Four sums: none waits for another. */
 INLINE float dot_ahead(const float *a, const float *b, size_t n, const size_t ahead)
 {
     vec s[4] = {0};
@@ -686,7 +670,9 @@ static float row_max(const float *x, size_t n)
     for (; i + 4 * VL <= n; i += 4 * VL)
         for (int k = 0; k < 4; k++) v[k] = vmax(v[k], load(x + i + k * VL));
     for (; i + VL <= n; i += VL) v[0] = vmax(v[0], load(x + i));
-    float m = vmaximum(vmax(vmax(v[0], v[1]), vmax(v[2], v[3])));
+    v[0] = vmax(vmax(v[0], v[1]), vmax(v[2], v[3]));
+    float m = v[0][0];
+    for (int k = 1; k < VL; k++) m = v[0][k] > m ? v[0][k] : m;
     for (; i < n; i++) m = x[i] > m ? x[i] : m;
     return m;
 }
@@ -751,22 +737,10 @@ static __attribute__((noinline)) void product(float *c, size_t ldc, const float 
         MR rows, in the  columns, in the           once in kc; hence the large kc
         second cache     third cache
 
-   packed: A and B are copied into the order in which the micro-kernel reads them, filled up with
-       zeros to whole slices and panels. Transposes end here, and so do elements that become bf16.
-   direct: an A whose rows are contiguous is read where it lies if B has no more than FEW columns.
-   turned: few rows times a large transposed matrix (a short prompt, some logits) would mostly be
-       packing of that matrix. C^T = B^T A^T makes it the A, read directly; the tiles of C are
-       transposed at the end. */
+   Both are packed: copied into the order in which the micro-kernel reads them, filled up with zeros
+   to whole slices and panels. Transposes end here, and elements become bf16. Only an A whose rows
+   are contiguous is read where it lies, if B has no more than FEW columns to pay for its copy. */
 enum { KC = 768, MC = 192, NC = 768, FEW = 256 };
-
-/* An operand as lanes of K elements, the rows of A or the columns of B: element k of lane i is
-   at[i * lane + k * step]. */
-typedef struct { const float *at; size_t lane, step; } Lanes;
-static Lanes lanes_from(Lanes l, size_t i, size_t k)
-{
-    l.at += i * l.lane + k * l.step;
-    return l;
-}
 
 static int bf16_products;
 int bf16_set(int on) { return bf16_products = on && HAS_BF16; }
@@ -786,84 +760,49 @@ INLINE void pair_up(float *packed, const size_t lanes, size_t K)
         }
 }
 
-/* dst[k * lanes + i] = element k of lane i, 0 for lanes past `valid`. A transpose goes by blocks of
-   4 x 4. */
-INLINE void pack(float *restrict dst, Lanes src, size_t valid, const size_t lanes, size_t K)
+/* dst[k * lanes + i] = src[i * lane + k * step], element k of lane i, a row of A or a column of B;
+   0 for lanes past `valid`. A transpose goes by blocks of 4 x 4. */
+INLINE void pack(float *restrict dst, const float *src, size_t lane, size_t step, size_t valid,
+                 const size_t lanes, size_t K)
 {
     typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
     size_t k = 0;
     if (valid < lanes) {
         memset(dst, 0, K * lanes * sizeof *dst);
-    } else if (src.lane == 1) {
-        for (; k < K; k++) memcpy(dst + k * lanes, src.at + k * src.step, lanes * sizeof *dst);
-    } else if (src.step == 1 && lanes % 4 == 0) {
+    } else if (lane == 1) {
+        for (; k < K; k++) memcpy(dst + k * lanes, src + k * step, lanes * sizeof *dst);
+    } else if (step == 1 && lanes % 4 == 0) {
         for (; k + 4 <= K; k += 4)
             for (size_t i = 0; i < lanes; i += 4) {
-                const float *s = src.at + i * src.lane + k;
-                four a = *(const four *)s, b = *(const four *)(s + src.lane);
-                four c = *(const four *)(s + 2 * src.lane), d = *(const four *)(s + 3 * src.lane);
+                const float *s = src + i * lane + k;
+                four a = *(const four *)s, b = *(const four *)(s + lane);
+                four c = *(const four *)(s + 2 * lane), d = *(const four *)(s + 3 * lane);
                 for (size_t x = 0; x < 4; x++)
                     *(four *)(dst + (k + x) * lanes + i) = (four){a[x], b[x], c[x], d[x]};
             }
     }
     for (; k < K; k++)
-        for (size_t i = 0; i < valid; i++) dst[k * lanes + i] = src.at[i * src.lane + k * src.step];
+        for (size_t i = 0; i < valid; i++) dst[k * lanes + i] = src[i * lane + k * step];
+    if (bf16_products) pair_up(dst, lanes, K);
 }
 
-typedef struct {
-    float *c; size_t ldc;
-    const float *plus;
-    Lanes a, b;
-    size_t M, N, K, mc, nc, kc;
-    int turned, pairs, direct;
-    size_t room;                  // floats of a packed lane: kc, made even for pairs
-    float *packed_b;
-} Gemm;
-
-/* Adds the products of k0 and on to the tile of C at (row, col), a slice `a` times a panel `b`. A
-   whole tile is written in place, one at an edge or turned by way of scratch. */
-INLINE void gemm_tile(const Gemm *g, size_t row, size_t col, size_t k0, Lanes a, const float *b)
+/* A slice of A times a panel of B, plus `plus`. A whole tile of C is written in place, one at an
+   edge by way of scratch. */
+static void gemm_tile(float *c, size_t ldc, const float *plus, size_t rows, size_t cols,
+                      const float *a, size_t a_row, size_t a_k, const float *b, size_t K)
 {
-    const size_t rows = min_size(MR, g->M - row), cols = min_size(NR, g->N - col);
-    const size_t high = g->turned ? cols : rows, wide = g->turned ? rows : cols;
-    const size_t at = g->turned ? col * g->ldc + row : row * g->ldc + col, ldc = g->ldc;
-    const size_t kn = min_size(g->kc, g->K - k0), steps = g->pairs ? div_up(kn, 2) : kn;
-    const int whole = rows == MR && cols == NR && !g->turned;
-    float *c = g->c + at;
-    const float *plus = k0 ? c : g->plus ? g->plus + at : NULL;
-    // C is in no cache, or in that of another thread: asked for in time
-    for (size_t y = 0; y < high; y++)
-        for (size_t x = 0; x < wide; x += 16) __builtin_prefetch(c + y * ldc + x, 1);
+    const int whole = rows == MR && cols == NR;
     float scratch[MR * NR], *tile = whole ? c : scratch;
     const float *add = whole ? plus : NULL;
     const size_t ld = whole ? ldc : NR;
-    if (g->pairs) tiles(tile, ld, a.at, a.lane, a.step, b, NR, MR, cols, steps, add, 1);
-    else product(tile, ld, a.at, a.lane, a.step, b, NR, MR, cols, steps, add);
-    if (whole) return;
-    for (size_t y = 0; y < high; y++)
-        for (size_t x = 0; x < wide; x++) {
-            const float sum = scratch[g->turned ? x * NR + y : y * NR + x];
-            c[y * ldc + x] = sum + (plus ? plus[y * ldc + x] : 0);
-        }
-}
-
-/* Rows m0 to m1 of A, at most mc, times panels of the packed block of B that begins at (k0, n0). */
-static void gemm_block(const Gemm *g, size_t m0, size_t m1, size_t n0, size_t k0, Share panels,
-                       float *packed_a)
-{
-    const size_t kn = min_size(g->kc, g->K - k0);
-    const int direct = g->direct && m1 - m0 == MR;
-    for (size_t i = m0; !direct && i < m1; i += MR) {
-        float *slice = packed_a + (i - m0) * g->room;
-        pack(slice, lanes_from(g->a, i, k0), min_size(MR, m1 - i), MR, kn);
-        if (g->pairs) pair_up(slice, MR, kn);
-    }
-    for (size_t p = panels.from; p < panels.to; p++)
-        for (size_t i = m0; i < m1; i += MR) {
-            const Lanes packed = { packed_a + (i - m0) * g->room, 1, MR };
-            gemm_tile(g, i, n0 + p * NR, k0, direct ? lanes_from(g->a, i, k0) : packed,
-                      g->packed_b + p * NR * g->room);
-        }
+    // C is in no cache, or in that of another thread: asked for in time
+    for (size_t y = 0; y < rows; y++)
+        for (size_t x = 0; x < cols; x += 16) __builtin_prefetch(c + y * ldc + x, 1);
+    if (bf16_products) tiles(tile, ld, a, a_row, a_k, b, NR, MR, cols, div_up(K, 2), add, 1);
+    else product(tile, ld, a, a_row, a_k, b, NR, MR, cols, K, add);
+    for (size_t y = 0; !whole && y < rows; y++)
+        for (size_t x = 0; x < cols; x++)
+            c[y * ldc + x] = scratch[y * NR + x] + (plus ? plus[y * ldc + x] : 0);
 }
 
 /* The size of equal pieces of n that are no larger than `most`. */
@@ -875,45 +814,46 @@ void gemm(float *c, size_t ldc, const float *a, size_t a_row, size_t a_k,
 {
     if (!M || !N) return;
     SECTION(PRODUCTS);
-    const Lanes la = { a, a_row, a_k }, lb = { b, b_col, b_k };
-    Gemm g = { c, ldc, plus, la, lb, M, N, K, .pairs = bf16_products };
-    if (b_k == 1 && M < N && M <= FEW) {
-        g.turned = 1;
-        g.a = lb, g.b = la;
-        g.M = N, g.N = M;
-    }
-    g.direct = g.a.step == 1 && g.N <= FEW && !g.pairs;
-    // Threads share the slices of A, if there are few the panels of B. Which thread computes an
-    // element, and in which block, changes no bit of it: only kc splits a sum, and it depends on K
-    // alone.
-    const size_t threads = (size_t)thread_count(), slices = div_up(g.M, MR);
-    const int by_rows = slices >= 2 * threads;
-    const size_t most = (by_rows ? div_up(slices, threads) : slices) * MR;
-    g.kc = even(K, g.pairs ? 2 * KC : KC);
-    g.nc = round_up(even(g.N, NC), NR);
-    g.mc = g.direct ? MR : round_up(even(most, MC), MR);
-    g.room = round_up(g.kc, 2);
-    g.packed_b = workspace((g.nc + threads * g.mc) * g.room);
+    // Which thread computes an element, and in which block, changes no bit of it: only kc splits a
+    // sum, and it depends on K alone.
+    const size_t kc = even(K, bf16_products ? 2 * KC : KC), room = round_up(kc, 2);
+    const size_t nc = round_up(even(N, NC), NR), slices = div_up(M, MR);
+    const size_t direct = a_k == 1 && N <= FEW && !bf16_products ? M / MR : 0;    // slices that are
+    const size_t mc = direct ? 1 : even(slices, MC / MR);
+    float *packed_b = workspace((nc + (size_t)omp_get_max_threads() * mc * MR) * room);
 
     #pragma omp parallel if (M * N * K > 1 << 18)
     {
-        const Share rows = by_rows ? share_of(slices) : (Share){ 0, slices };
-        const size_t end = min_size(g.M, rows.to * MR);
-        float *packed_a = g.packed_b + (g.nc + (size_t)thread_number() * g.mc) * g.room;
-        for (size_t n0 = 0; n0 < g.N; n0 += g.nc)
-            for (size_t k0 = 0; k0 < K; k0 += g.kc) {
-                const size_t kn = min_size(g.kc, K - k0), left = g.N - n0;
-                const size_t panels = div_up(min_size(g.nc, left), NR);
+        const size_t thread = (size_t)omp_get_thread_num(), team = (size_t)omp_get_num_threads();
+        float *packed_a = packed_b + (nc + thread * mc * MR) * room;
+        for (size_t n0 = 0; n0 < N; n0 += nc)
+            for (size_t k0 = 0; k0 < K; k0 += kc) {
+                const size_t kn = min_size(kc, K - k0), panels = div_up(min_size(nc, N - n0), NR);
                 #pragma omp for schedule(static) nowait
-                for (size_t p = 0; p < panels; p++) {
-                    float *panel = g.packed_b + p * NR * g.room;
-                    pack(panel, lanes_from(g.b, n0 + p * NR, k0), min_size(NR, left - p * NR), NR, kn);
-                    if (g.pairs) pair_up(panel, NR, kn);
-                }
+                for (size_t p = 0; p < panels; p++)
+                    pack(packed_b + p * NR * room, b + (n0 + p * NR) * b_col + k0 * b_k, b_col, b_k,
+                         min_size(NR, N - n0 - p * NR), NR, kn);
                 barrier();
-                const Share across = by_rows ? (Share){ 0, panels } : share_of(panels);
-                for (size_t m0 = rows.from * MR; m0 < end && across.from < across.to; m0 += g.mc)
-                    gemm_block(&g, m0, min_size(m0 + g.mc, end), n0, k0, across, packed_a);
+                // Threads share the tiles, counted slice by slice.
+                const size_t from = slices * panels * thread / team;
+                const size_t to = slices * panels * (thread + 1) / team;
+                for (size_t s0 = from / panels; s0 * panels < to; s0 += mc) {
+                    const size_t s1 = min_size(s0 + mc, div_up(to, panels));
+                    for (size_t s = direct > s0 ? direct : s0; s < s1; s++)
+                        pack(packed_a + (s - s0) * MR * room, a + s * MR * a_row + k0 * a_k, a_row,
+                             a_k, min_size(MR, M - s * MR), MR, kn);
+                    for (size_t p = 0; p < panels; p++)
+                        for (size_t s = s0; s < s1; s++) {
+                            if (s * panels + p < from || s * panels + p >= to) continue;
+                            const size_t i = s * MR, j = n0 + p * NR, at = i * ldc + j;
+                            const float *slice = packed_a + (s - s0) * MR * room;
+                            gemm_tile(c + at, ldc, k0 ? c + at : plus ? plus + at : NULL,
+                                      min_size(MR, M - i), min_size(NR, N - j),
+                                      s < direct ? a + i * a_row + k0 : slice,
+                                      s < direct ? a_row : 1, s < direct ? 1 : MR,
+                                      packed_b + p * NR * room, kn);
+                        }
+                }
                 barrier();
             }
     }
@@ -1128,9 +1068,9 @@ static void swiglu_forward(float *h, const float *ab, size_t rows, size_t n)
 static void swiglu_backward(float *ab, const float *dh, size_t rows, size_t n)
 {
     SECTION(LAYERS);
-    float *scratch = workspace((size_t)thread_count() * n);
+    float *scratch = workspace((size_t)omp_get_max_threads() * n);
     FOR_ROWS(r, rows, rows * n, {
-        float *a = ab + r * 2 * n, *b = a + n, *e = scratch + (size_t)thread_number() * n;
+        float *a = ab + r * 2 * n, *b = a + n, *e = scratch + (size_t)omp_get_thread_num() * n;
         const float *d = dh + r * n;
         exp_row(e, a, n, -1, 0);
         for (size_t i = 0; i < n; i++) {
@@ -1201,30 +1141,28 @@ static void rotate(float *qkv, const PosTables *pos, const Config *c, const int 
     })
 }
 
-/* Softmax and cross entropy of one row: returns log(sum e^x) - x[target]. The row is
+/* Softmax and cross entropy of every row x: its loss is log(sum e^x) - x[target]. The rows are
    overwritten, with scale * (softmax(x) - onehot(target)) if scale is not 0. A target that does not
    count has neither loss nor gradient.
    torch: F.cross_entropy(x, target) */
-static float cross_entropy(float *x, size_t n, int target, float scale)
-{
-    if (target < 0) {
-        memset(x, 0, n * sizeof *x);
-        return 0;
-    }
-    const float m = row_max(x, n), at_target = x[target], sum = exp_row(x, x, n, 1, m);
-    if (scale != 0) {
-        for (size_t i = 0; i < n; i++) x[i] *= scale / sum;
-        x[target] -= scale;
-    }
-    return logf(sum) + m - at_target;
-}
-
-static void cross_entropy_rows(float *losses, float *logits, const int *targets, size_t rows,
-                               size_t V, float scale)
+static void cross_entropy(float *losses, float *logits, const int *targets, size_t rows, size_t n,
+                          float scale)
 {
     SECTION(LOSS);
-    FOR_ROWS(r, rows, rows * V,
-             losses[r] = cross_entropy(logits + r * V, V, targets[r], scale);)
+    FOR_ROWS(r, rows, rows * n, {
+        float *x = logits + r * n;
+        losses[r] = 0;
+        if (targets[r] < 0) {
+            zero(x, n);
+            continue;
+        }
+        const float m = row_max(x, n), at_target = x[targets[r]];
+        const float sum = exp_row(x, x, n, 1, m);
+        losses[r] = logf(sum) + m - at_target;
+        if (scale == 0) continue;
+        scale_row(x, scale / sum, n);
+        x[targets[r]] -= scale;
+    })
 }
 
 /* ---- Attention ----------------------------------------------------------------------------------
@@ -1585,7 +1523,7 @@ static void for_heads(const Attention *a, int heads, float *scratch,
     {
         Scratch s;
         const size_t floats = scratch_layout(&s, a, NULL);
-        scratch_layout(&s, a, scratch + (size_t)thread_number() * floats);
+        scratch_layout(&s, a, scratch + (size_t)omp_get_thread_num() * floats);
         #pragma omp for schedule(static) nowait
         for (long task = 0; task < (long)a->B * heads; task++)
             work(&s, a, (int)(task / heads), (int)(task % heads));
@@ -1597,7 +1535,7 @@ static void attention_forward(const Attention *a)
 {
     SECTION(ATTENTION);
     Scratch s;
-    float *scratch = workspace((size_t)thread_count() * scratch_layout(&s, a, NULL));
+    float *scratch = workspace((size_t)omp_get_max_threads() * scratch_layout(&s, a, NULL));
     for_heads(a, a->H, scratch, head_forward);
 }
 
@@ -1609,7 +1547,7 @@ static void attention_backward(Attention *a)
     const size_t per_thread = scratch_layout(&s, a, NULL);
     const PartSize part = part_size(&s, a->dpos);
     const size_t heads = (size_t)(a->B * a->H), parts = heads * part.all;
-    a->parts = workspace(parts + (size_t)thread_count() * per_thread);
+    a->parts = workspace(parts + (size_t)omp_get_max_threads() * per_thread);
     zero(a->parts, parts);
     for_heads(a, a->G, a->parts + parts, head_backward);
     for (size_t head = 0; head < heads; head++) {
@@ -2097,7 +2035,7 @@ static void loss_head(Model *m, const int *targets, size_t rows, float scale)
         const size_t n = min_size(HEAD_ROWS, rows - r0);
         float *x = a->norm + r0 * dim;
         output_forward(a->logits, x, m, n);
-        cross_entropy_rows(a->losses + r0, a->logits, targets + r0, n, V, scale);
+        cross_entropy(a->losses + r0, a->logits, targets + r0, n, V, scale);
         if (scale != 0)
             linear_backward(x, m->grads.wcls, a->logits, x, m->params.wcls, n, dim, V);
     }
@@ -2238,7 +2176,7 @@ double model_update(Model *m, int64_t step, const AdamW *o, float lr)
     for (int piece = 0; piece < PIECES; piece++) sum += squares[piece];
     const double norm = sqrt(sum);
     if (!isfinite(norm)) {
-        memset(g, 0, p->count * sizeof *g);
+        zero(g, p->count);
         return norm;
     }
     const float scale = o->clip > 0 && norm > (double)o->clip ? o->clip / (float)norm : 1;
@@ -2289,11 +2227,11 @@ const float *model_decode(Model *m, Cache *kv, const int *tokens, int n)
     return kv->logits;
 }
 
-enum { SUM_BLOCK = 64 * VL };         // of weights that are summed in fp32
-
-/* Sum of the weights w_i >= t, each counted as 1 when `count`; n is a multiple of VL. */
+/* Sum of the weights w_i >= t, each counted as 1 when `count`; n is a multiple of VL. In fp32 only
+   within a block. */
 static double sum_from(const float *w, size_t n, float t, int count)
 {
+    enum { SUM_BLOCK = 64 * VL };
     double sum = 0;
     for (size_t i = 0; i < n; i += SUM_BLOCK) {
         vec s = {0};
@@ -2332,7 +2270,7 @@ int sample(const float *logits, int V, float temperature, int top_k, float top_p
 {
     const size_t n = (size_t)V, padded = round_up(n, VL);
     const float most = row_max(logits, n);
-    int finite = isfinite(most), best = 0;
+    int finite = 1, best = 0;
     for (size_t i = 0; i < n; i++) finite &= fabsf(logits[i]) <= 3.4028235e38f;
     if (!finite) return -1;
     while (logits[best] != most) best++;
@@ -2345,13 +2283,7 @@ int sample(const float *logits, int V, float temperature, int top_k, float top_p
     // The nucleus: the smallest set of at least top_p (Holtzman et al. 2020).
     if (top_p < 1) keep_heaviest(w, padded, (double)top_p * sum_from(w, padded, 0, 0), 0);
     double left = u * sum_from(w, padded, 0, 0);
-    size_t i = 0;
-    for (; i < padded; i += SUM_BLOCK) {    // whole blocks first
-        const double block = sum_from(w + i, min_size(SUM_BLOCK, padded - i), 0, 0);
-        if (left < block) break;
-        left -= block;
-    }
-    for (; i < padded; i++) if ((left -= (double)w[i]) < 0) return (int)i;
+    for (size_t i = 0; i < n; i++) if ((left -= (double)w[i]) < 0) return (int)i;
     return best;
 }
 

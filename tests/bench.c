@@ -67,13 +67,13 @@ static double peak_flops(void)    // GFLOP/s
         #pragma omp parallel
         {
             vec a[CHAINS], x = splat(0.999f), y = splat(1e-4f);
-            for (int i = 0; i < CHAINS; i++) a[i] = splat((float)(i + thread_number()));
+            for (int i = 0; i < CHAINS; i++) a[i] = splat((float)(i + omp_get_thread_num()));
             for (long k = 0; k < steps; k++)
                 for (int i = 0; i < CHAINS; i++) a[i] = a[i] * x + y;
             for (int i = 1; i < CHAINS; i++) a[0] += a[i];
             sink = vsum(a[0]);
         }
-        const double operations = 2.0 * VL * CHAINS * (double)steps * thread_count();
+        const double operations = 2.0 * VL * CHAINS * (double)steps * omp_get_max_threads();
         best = fmax(best, operations / (seconds() - t0) / 1e9);
     }
     return best;
@@ -108,13 +108,13 @@ static double round_trip(void)
     enum { TRIPS = 200, REPEATS = 10 };
     static _Alignas(128) int there, back;    // in lines of their own
     double best = INFINITY;
-    if (thread_count() < 2) return 0;
+    if (omp_get_max_threads() < 2) return 0;
     for (int repeat = 0; repeat < REPEATS; repeat++) {
         const double t0 = seconds();
         there = back = 0;
         #pragma omp parallel num_threads(2)
-        for (int i = 1; i <= TRIPS && team_size() == 2; i++)
-            if (thread_number() == 0) {
+        for (int i = 1; i <= TRIPS && omp_get_num_threads() == 2; i++)
+            if (omp_get_thread_num() == 0) {
                 __atomic_store_n(&there, i, __ATOMIC_RELEASE);
                 while (__atomic_load_n(&back, __ATOMIC_ACQUIRE) != i) { }
             } else {

@@ -173,17 +173,20 @@ static void test_cross_entropy(void)
     float x[V], d[V], scratch[V];
     fill(x, V, 9);
     memcpy(d, x, sizeof d);
-    const double loss = (double)cross_entropy(d, V, 7, 0.5f);
+    const int targets[] = { 7, 3 };
+    float loss[2];
+    cross_entropy(loss, d, targets, 1, V, 0.5f);
     double sum = 0, total = 0;
     for (int i = 0; i < V; i++) sum += exp((double)x[i]);
-    CHECK_CLOSE(loss, log(sum) - (double)x[7], 1e-5);
+    CHECK_CLOSE(loss[0], log(sum) - (double)x[7], 1e-5);
     for (int i = 0; i < V; i++) {
         CHECK_CLOSE(d[i], 0.5 * (exp((double)x[i]) / sum - (i == 7)), 1e-6);
         total += (double)d[i];
     }
     CHECK_CLOSE(total, 0, 1e-6);
     for (int i = 0; i < V; i++) scratch[i] = 1e4f * x[i];    // far out: finite
-    CHECK(isfinite(cross_entropy(scratch, V, 3, 0)));
+    cross_entropy(loss + 1, scratch, targets + 1, 1, V, 0);
+    CHECK(isfinite(loss[1]));
 }
 
 int main(int argc, char **argv)
