@@ -2732,7 +2732,10 @@ void file_check_writable(const char *path)
     if (!stat(path, &info) && !S_ISREG(info.st_mode))
         die(1, "%s: is %s and will not be replaced", path,
             S_ISDIR(info.st_mode) ? "a directory" : "not a regular file");
+    sigset_t all, before;    // a signal in between would leave the file behind
+    sigfillset(&all), sigprocmask(SIG_BLOCK, &all, &before);
     file_replace(path, NULL, 0);
+    sigprocmask(SIG_SETMASK, &before, NULL);
 }
 
 static uint64_t state_checksum(const void *state, const void *m, const void *v, size_t bytes)
@@ -2841,11 +2844,13 @@ static int load_posenc(Model *m, const char *path, TrainState *state)
     if (h.version != VERSION)
         die(1, "%s: a model of version %d, expected %d", path, h.version, VERSION);
     check_sum(path, "header", h.sum, checksum(&h, offsetof(Header, sum)));
+    h.pos[sizeof h.pos - 1] = 0;
     Config c = { .pos = posenc_find(h.pos) };
     if (!c.pos) die(1, "%s: the encoding \"%s\" is not known to this program", path, h.pos);
     memcpy(&c, h.shape, SHAPE_BYTES);
     config_defaults(&c);
     for (int i = 0; i < POS_OPTIONS && h.option[i].name[0]; i++) {
+        h.option[i].name[sizeof h.option[i].name - 1] = 0;
         const int k = pos_option(c.pos, h.option[i].name);
         if (k < 0) die(1, "%s: %s has no option \"%s\"", path, c.pos->name, h.option[i].name);
         c.pos_opt[k] = h.option[i].value;
@@ -2855,6 +2860,9 @@ static int load_posenc(Model *m, const char *path, TrainState *state)
     check_shape(m, path, &c, has_state ? 3 : 1,
                 (double)(sizeof h + vocab_room + (has_state ? sizeof *state : 0)));
     const size_t floats = config_params(&c) * sizeof(float);
+    if (c.start_token < -1 || c.start_token >= c.vocab_size || h.n_params != floats / sizeof(float)
+        || (has_state && h.state_bytes != sizeof *state + 2 * floats))
+        die(1, "%s: not a usable model: its header contradicts itself", path);
 
     char *vocabulary = (char *)m->map + sizeof h, *params = vocabulary + vocab_room;
     const char *saved = params + floats, *moments = saved + sizeof *state;

@@ -152,11 +152,11 @@ static void evaluate(Model *m, const int *contexts, int n_contexts)
         model_tables(m, first_position + ctx);
         Example *window = windows(n, (size_t)ctx, (size_t)step, &n_windows);
         const double loss = examples_loss(m, losses, ids, window, n_windows, first_position);
-        if (!isfinite(loss))
-            die(1, NOT_FINITE, ctx, loss);
+        if (!isfinite(loss)) die(1, NOT_FINITE, ctx, loss);
         if (by_position) print_by_position(losses, window, n_windows, ctx);
         else printf("%d\t%zu\t%.6f\t%.4f\t%.6f\n", ctx, n - 1, loss, exp(loss),
                     loss * (double)(n - 1) / log(2) / (double)bytes);
+        output_check();
         free(window);
     }
     free(ids), free(losses);
@@ -184,7 +184,9 @@ static size_t judge(Model *m, Answers *a, const int *ids, const Example *line, s
         for (size_t k = e->at + 1; k < e->end; k++, row += V) {
             if (k < e->answer) continue;
             right += sample(row, (int)V, 0, 0, 1, 0) == ids[k];
-            of->loss += (double)cross_entropy(row, V, ids[k], 0);
+            float loss;
+            cross_entropy(&loss, row, &ids[k], 1, V, 0);
+            of->loss += (double)loss;
         }
         of->lines++;
         of->tokens += e->end - e->answer;
@@ -206,8 +208,7 @@ static void evaluate_answers(Model *m, int ctx)
     printf("length\tlines\texact\ttokens\tloss\n");
     for (int length = 0; length <= ctx; length++) {
         const Answers a = by_length[length];
-        if (!isfinite(a.loss))
-            die(1, NOT_FINITE, length, a.loss);
+        if (!isfinite(a.loss)) die(1, NOT_FINITE, length, a.loss);
         if (a.lines)
             printf("%d\t%zu\t%.6f\t%zu\t%.6f\n", length, a.lines,
                    (double)a.exact / (double)a.lines, a.tokens, a.loss / (double)a.tokens);

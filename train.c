@@ -94,6 +94,8 @@ static void keep(int i, double has)
     if (o->given && asked != has && (asked != 0 || i >= CTX))
         die(2, "--%s %.10g differs from the %.10g of %s%s", o->name, asked, has,
             resume_file ? resume_file : init_file, resume_file ? hint : ", whose shape is kept");
+    if (resume_file && !(has >= o->min && has <= o->max))
+        die(1, "%s: its %s, %g, is out of range", resume_file, o->name, has);
     if (o->i) *o->i = (int)has;
     if (o->on) *o->on = (int)has;
     if (o->f) *o->f = has;
@@ -252,6 +254,14 @@ static const char *human(double n)    // 1234567 -> 1.23M
     return s;
 }
 
+static const char *minutes(double s)
+{
+    static char text[32];
+    if (s >= 3600) snprintf(text, sizeof text, "%dh%02dm", (int)(s / 3600), (int)(s / 60) % 60);
+    else snprintf(text, sizeof text, "%dm%02ds", (int)(s / 60), (int)s % 60);
+    return text;
+}
+
 /* Opens the log; after a resume the rows up to `step` are kept and none later. */
 static FILE *log_open(int64_t step)
 {
@@ -287,6 +297,8 @@ static void resume(Model *m, TrainState *s)
                 pos_option_text(p, asked.pos_opt[i]), pos_option_text(p, c->pos_opt[i]),
                 resume_file, hint);
     }
+    if (s->step < 0 || s->step > s->steps)
+        die(1, "%s: its step, %lld, is out of range", resume_file, (long long)s->step);
     if (options[SEED].given && seed != s->seed)
         die(2, "--seed %llu differs from the %llu of %s%s", (unsigned long long)seed,
             (unsigned long long)s->seed, resume_file, hint);
@@ -465,12 +477,12 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens part)
         }
         if (!quiet && (at_eval || seconds() - shown > (tty ? 1.0 / 6 : 30))) {
             // On a terminal the line is rewritten, so it must not wrap (ESC[?7l).
-            const int left = (int)((seconds() - began) / (double)(step - first)
-                                   * (double)(last - step));
+            const double left = (seconds() - began) / (double)(step - first)
+                                * (double)(last - step);
             fprintf(stderr, "%sstep %5lld/%d | loss %.4f | val %s | norm %.2f | lr %.2e | %.1f ms"
-                    " | %s tok/s | eta %dm%02ds%s", tty ? "\r\033[?7l" : "", (long long)step, steps,
-                    loss, val_shown, norm, rate, ms, human(step_tokens / ms * 1e3), left / 60,
-                    left % 60, !tty ? "\n" : at_eval ? "\033[K\033[?7h\n" : "\033[K\033[?7h");
+                    " | %s tok/s | eta %s%s", tty ? "\r\033[?7l" : "", (long long)step, steps,
+                    loss, val_shown, norm, rate, ms, human(step_tokens / ms * 1e3), minutes(left),
+                    !tty ? "\n" : at_eval ? "\033[K\033[?7h\n" : "\033[K\033[?7h");
             shown = seconds();
         }
         if (sample_every && step % sample_every == 0) print_sample(m, step);
@@ -485,10 +497,10 @@ static void train(Model *m, TrainState *state, Tokens data, Tokens part)
     if (state->best_step)
         snprintf(best, sizeof best, "best val %.4f at step %lld", state->best_val,
                  (long long)state->best_step);
-    note("%s after step %lld in %.1f s, %s tok/s, %s, peak memory %.0f MiB, saved %s",
+    note("%s after step %lld in %s, %s tok/s, %s, peak memory %.0f MiB, saved %s",
          interrupted && state->step < steps ? "interrupted" : "done", (long long)state->step,
-         elapsed, human((double)(state->step - first) * step_tokens / elapsed), best, peak_mib(),
-         out);
+         minutes(elapsed), human((double)(state->step - first) * step_tokens / elapsed), best,
+         peak_mib(), out);
     if (profiled) print_profile(&spent, in_steps);
     if (state->step < steps) note("go on with --resume %s and the same text", out);
 }
